@@ -1,0 +1,175 @@
+"""Every chapter: figures that move without a kernel, and the few plots the book repeats."""
+
+import base64
+import html
+import io
+import itertools
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ipywidgets
+import matplotlib
+import matplotlib.pyplot as plt
+from IPython.display import display
+from matplotlib.axes import Axes
+from torch import Tensor
+
+# One look for the book. Okabe-Ito colours, distinct for colour-blind readers.
+STYLE = {
+    "figure.figsize": (6.4, 3.2),
+    "figure.dpi": 100,
+    "figure.constrained_layout.use": True,
+    "savefig.facecolor": "white",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.prop_cycle": matplotlib.cycler(
+        color=["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
+    ),
+    "svg.hashsalt": "book",  # the same figure gives the same bytes
+    "svg.fonttype": "path",  # the same look on every machine
+}
+
+
+def explore(
+    draw: Callable[..., None], *, size: tuple[float, float] = (6.4, 3.2), **values: Sequence[Any]
+) -> None:
+    """Show `draw(ax, name=value, …)` with one slider for each of `values`.
+
+    One output, three forms: a live widget (JupyterLab, Colab), pre-rendered frames under HTML
+    sliders (the built page: mouse and keyboard, no kernel), the first frame as PNG (print).
+    Every combination is rendered, so keep the product of the lengths at 40 or less.
+    """
+    grid = list(itertools.product(*values.values()))
+    if not 1 < len(grid) <= 40:
+        raise ValueError(f"expected 2 to 40 frames, got {len(grid)} from {list(values)}")
+    frames = [_render(draw, dict(zip(values, point, strict=True)), size, "svg") for point in grid]
+    png = _render(draw, dict(zip(values, grid[0], strict=True)), size, "png")
+    text = "; ".join(f"{name} = {', '.join(map(_show, vs))}" for name, vs in values.items())
+    bundle = {
+        "text/plain": f"<interactive figure: {text}>",
+        "text/html": _html(frames, values, text),
+        "image/png": base64.b64encode(png).decode(),
+        "application/vnd.jupyter.widget-view+json": {
+            "version_major": 2,
+            "version_minor": 0,
+            "model_id": _widget(frames, values).model_id,
+        },
+    }
+    display(bundle, raw=True)
+
+
+def _render(draw: Callable, point: dict[str, Any], size: tuple[float, float], kind: str) -> bytes:
+    with matplotlib.rc_context(STYLE):
+        figure, ax = plt.subplots(figsize=size)
+        draw(ax, **point)
+        out = io.BytesIO()
+        figure.savefig(out, format=kind, metadata={"Date" if kind == "svg" else "Software": None})
+        plt.close(figure)
+    if kind == "png":
+        return out.getvalue()
+    # two decimals of a point are enough for the eye, and repeat where the last float bit does not
+    svg = re.sub(r"<metadata>.*?</metadata>", "", out.getvalue().decode(), flags=re.DOTALL)
+    svg = re.sub(r"-?\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}", svg)
+    return re.sub(r"\s*\n\s*", "\n", svg).encode()
+
+
+def _show(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _image(frame: bytes) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(frame).decode()
+
+
+SCRIPT = """(function () {
+  var f = document.currentScript.parentNode, q = f.querySelectorAll("input"), F = %s, V = %s;
+  function show() {
+    var k = 0;
+    q.forEach(function (s, i) {
+      k = k * V[i].length + +s.value;
+      s.nextElementSibling.textContent = V[i][+s.value];
+      s.setAttribute("aria-valuetext", V[i][+s.value]);
+    });
+    f.querySelector("img").src = F[k];
+  }
+  q.forEach(function (s) { s.addEventListener("input", show); });
+})();"""
+
+
+def _html(frames: list[bytes], values: dict[str, Sequence[Any]], text: str) -> str:
+    images = [_image(frame) for frame in frames]
+    shown = [[_show(v) for v in vs] for vs in values.values()]
+    sliders = "".join(
+        f'<label><code>{name}</code> <input type="range" min="0" max="{len(vs) - 1}" value="0" '
+        f'step="1" aria-label="{name}" aria-valuetext="{vs[0]}"><output>{vs[0]}</output></label>'
+        for name, vs in zip(values, shown, strict=True)
+    )
+    script = SCRIPT % (json.dumps(images), json.dumps(shown))
+    alt = html.escape(f"interactive figure: {text}", quote=True)
+    image = f'<img alt="{alt}" src="{images[0]}">'
+    return f'<figure class="explore">{image}{sliders}<script>{script}</script></figure>'
+
+
+def _widget(frames: list[bytes], values: dict[str, Sequence[Any]]) -> ipywidgets.Widget:
+    picture = ipywidgets.HTML()
+    sliders = [
+        ipywidgets.SelectionSlider(options=[(_show(v), i) for i, v in enumerate(vs)], description=n)
+        for n, vs in values.items()
+    ]
+
+    def show(_change: Any = None) -> None:
+        k = 0
+        for slider, vs in zip(sliders, values.values(), strict=True):
+            k = k * len(vs) + slider.value
+        picture.value = f'<img style="max-width:100%" src="{_image(frames[k])}">'
+
+    for slider in sliders:
+        slider.observe(show, "value")
+    show()
+    return ipywidgets.VBox([*sliders, picture])
+
+
+def curves(ax: Axes, x: Sequence[float], y: str = "", x_label: str = "step", **lines: Any) -> Axes:
+    """Draw one line for each keyword over `x`; `y` labels the axis."""
+    for name, line in lines.items():
+        ax.plot(x, line, label=name.replace("_", " "))
+    ax.set(xlabel=x_label, ylabel=y)
+    if len(lines) > 1:
+        ax.legend(frameon=False)
+    return ax
+
+
+def images(
+    batch: Tensor, titles: Sequence[str] = (), *, columns: int = 10, scale: float = 0.75
+) -> None:
+    """Show a batch of gray images [N, 1, H, W] as a grid, each with its own contrast."""
+    if batch.ndim != 4 or batch.shape[1] != 1:
+        raise ValueError(f"expected [N, 1, H, W], got {list(batch.shape)}")
+    columns = min(columns, len(batch))
+    rows = -(-len(batch) // columns)
+    height = scale * rows * (1.3 if len(titles) else 1.0)
+    with matplotlib.rc_context(STYLE):
+        figure, axes = plt.subplots(rows, columns, figsize=(scale * columns, height), squeeze=False)
+        for ax in axes.flat:
+            ax.axis("off")
+        for i, (ax, image) in enumerate(zip(axes.flat, batch, strict=False)):
+            ax.imshow(image[0].cpu(), cmap="gray")
+            if len(titles):
+                ax.set_title(titles[i], fontsize=8)
+        plt.show()
+
+
+def matrix(ax: Axes, values: Tensor, *, x_label: str, y_label: str) -> Axes:
+    """Draw an integer matrix [R, C] with its numbers, e.g. a confusion matrix, diagonal muted."""
+    off_diagonal = values.float().clone().fill_diagonal_(0)
+    ax.imshow(off_diagonal, cmap="OrRd")
+    for r, c in itertools.product(*map(range, values.shape)):
+        dark = off_diagonal[r, c] > 0.6 * off_diagonal.max()
+        color = "white" if dark else "gray" if values[r, c] == 0 else "black"
+        ax.text(c, r, int(values[r, c]), ha="center", va="center", fontsize=8, color=color)
+    ax.set(xticks=range(values.shape[1]), yticks=range(values.shape[0]))
+    ax.set(xlabel=x_label, ylabel=y_label)
+    return ax

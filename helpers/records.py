@@ -1,0 +1,108 @@
+"""Every chapter: measurements kept as data, each with its provenance."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from helpers.environment import versions
+
+FOLDER = Path(__file__).resolve().parents[1] / "benchmarks" / "records"
+PROVENANCE = ("device", "torch", "python", "commit", "dirty", "command", "date", "repeats", "clock")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One measurement on one device.
+
+    provenance: device, driver, versions, commit, command, date, repeats, clock.
+    units: column -> unit. rows: one dict a row; a timed value is [p20, p50, p80].
+    """
+
+    name: str
+    provenance: dict[str, Any]
+    units: dict[str, str]
+    rows: list[dict[str, Any]]
+
+    def __post_init__(self):
+        missing = [key for key in PROVENANCE if key not in self.provenance]
+        if missing:
+            raise ValueError(f"record {self.name!r} lacks provenance {missing}")
+        for row in self.rows:
+            if set(row) != set(self.units):
+                expected, got = sorted(self.units), sorted(row)
+                raise ValueError(f"record {self.name!r}: expected columns {expected}, got {got}")
+            for column, value in row.items():
+                if isinstance(value, list) and value != sorted(value):
+                    raise ValueError(f"record {self.name!r}: {column} not ascending: {value}")
+
+    def caption(self) -> str:
+        """Return the line that says where the numbers come from."""
+        p = self.provenance
+        where, when = (
+            f"{p['device']}, torch {p['torch']}",
+            f"{p['date'][:10]}, commit {p['commit']}",
+        )
+        return f"recorded on {where}, {when}"
+
+    def column(self, name: str) -> list[Any]:
+        """Return one column, row by row."""
+        if name not in self.units:
+            raise ValueError(f"record {self.name!r}: no column {name!r} in {list(self.units)}")
+        return [row[name] for row in self.rows]
+
+
+def provenance(device: torch.device, *, repeats: int, clock: str) -> dict[str, Any]:
+    """Return the provenance of a measurement that starts now, in this process."""
+
+    def git(*args: str) -> str:
+        command = ["git", "-C", str(FOLDER.parent), *args]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    # records themselves may be uncommitted; what matters is the code that measures
+    dirty = git("status", "--porcelain", "--", "../helpers", ".", ":!records")
+    return {
+        **versions(device),
+        "commit": git("rev-parse", "--short=10", "HEAD"),
+        "dirty": bool(dirty),
+        "command": "python benchmarks/" + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
+        "repeats": repeats,
+        "clock": clock,
+    }
+
+
+def save(record: Record, device: str) -> Path:
+    """Write ``records/NAME.DEVICE.json`` atomically; return its path."""
+    path = FOLDER / f"{record.name}.{device}.json"
+    data = {"provenance": record.provenance, "units": record.units, "rows": record.rows}
+    part = path.with_suffix(".partial")
+    rows = ",\n  ".join(json.dumps(row) for row in data.pop("rows"))
+    head = json.dumps(data, indent=1, ensure_ascii=False)[:-2]
+    part.write_text(f'{head},\n "rows": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
+    os.replace(part, path)
+    return path
+
+
+def load(name: str, device: str) -> Record | None:
+    """Return the record of `name` on `device`, or None when it was not recorded there yet."""
+    path = FOLDER / f"{name}.{device}.json"
+    if not path.exists():
+        return None
+    data = json.loads(path.read_text(encoding="utf-8"))
+    return Record(name, data["provenance"], data["units"], data["rows"])
+
+
+def quantiles(values: list[float]) -> list[float]:
+    """Return [p20, p50, p80] of at least three values, to 4 significant digits."""
+    if len(values) < 3:
+        raise ValueError(f"quantiles need at least 3 values, got {len(values)}")
+    q = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
+    p = torch.quantile(torch.tensor(values, dtype=torch.float64), q)
+    return [float(f"{v:.4g}") for v in p]

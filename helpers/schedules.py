@@ -1,0 +1,33 @@
+"""Chapter 06: learning rates as pure functions of the step — nothing to save, easy to draw."""
+
+import math
+
+
+def warmup_cosine(step: int, *, peak: float, warmup: int, total: int, floor: float = 0.0) -> float:
+    """Return the learning rate at `step`: linear to `peak` in `warmup` steps, then a half cosine.
+
+    Loshchilov and Hutter 2017, https://arxiv.org/abs/1608.03983
+    """
+    if not 0 <= warmup < total:
+        raise ValueError(f"expected 0 <= warmup < total, got warmup {warmup}, total {total}")
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    progress = min(1.0, (step - warmup) / (total - warmup))
+    return floor + (peak - floor) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def one_cycle(step: int, *, peak: float, total: int, warmup: float = 0.2) -> float:
+    """Return the learning rate at `step`: up in a half cosine, then down to almost nothing.
+
+    Equals `torch.optim.lr_scheduler.OneCycleLR` with its default factors: the cycle begins at
+    peak / 25 and ends at peak / 250,000. warmup: the share of the steps that go up.
+    Smith and Topin 2018, https://arxiv.org/abs/1708.07120
+    """
+    if not 0 <= step < total:
+        raise ValueError(f"expected 0 <= step < {total}, got {step}")
+    start, end, turn = peak / 25, peak / 25e4, warmup * total - 1
+    if step <= turn:
+        low, high, progress = start, peak, step / turn
+    else:
+        low, high, progress = peak, end, (step - turn) / (total - 1 - turn)
+    return low + (high - low) * (1 - math.cos(math.pi * progress)) / 2
