@@ -18,6 +18,8 @@ def augment(
     if images.ndim != 4 or not images.is_floating_point():
         raise ValueError(f"expected float [N, C, H, W], got {images.dtype} {list(images.shape)}")
     n, _, height, width = images.shape
+    if n == 0:
+        return images.clone()
     rand = torch.rand(3, n, generator=generator) * 2 - 1  # [3, N] in [-1, 1)
     angle = rand[0] * math.radians(degrees)
     cos, sin = angle.cos(), angle.sin()

@@ -1,0 +1,182 @@
+"""Small jobs for the Trainer tests; importable, so that a forkserver can run them."""
+
+import itertools
+import os
+import random
+import signal
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from helpers import callbacks, checkpoint, data, schedules
+from helpers.training import TrainConfig, Trainer
+
+STEPS = 24
+
+
+def make_trainer(amp_dtype=None, steps=STEPS, micro_batches=2, device="cpu"):
+    """A job with everything that a resume must restore."""
+    torch.manual_seed(1)
+    # dropout draws from the global generator, batch norm has buffers, Adam has state
+    model = nn.Sequential(
+        nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 3)
+    ).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+    config = TrainConfig(
+        steps=steps, micro_batches=micro_batches, clip_norm=1.0, amp_dtype=amp_dtype
+    )
+    return Trainer(
+        model,
+        optimizer,
+        loss,
+        config,
+        lr_at=lambda s: schedules.warmup_cosine(s, peak=0.03, warmup=4, total=steps),
+    )
+
+
+def loss(model, batch):
+    x, y = batch
+    jitter = random.random() + np.random.rand()  # careless code also uses these two
+    return F.cross_entropy(model(x * (1 + 0.01 * jitter)), y)
+
+
+def batches_from(start):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(100, 8, generator=generator)
+    y = x[:, :3].argmax(1)
+
+    def noise(t, g):
+        return t + 0.1 * torch.randn(t.shape, generator=g)
+
+    return data.batches(x, y, size=16, seed=5, start=start, transform=noise)
+
+
+def digest(trainer):
+    """Everything the next step depends on, as one flat dict of exact values."""
+    state = {f"model.{k}": v.clone() for k, v in trainer.model.state_dict().items()}
+    for i, s in trainer.optimizer.state_dict()["state"].items():
+        state |= {f"optimizer.{i}.{k}": torch.as_tensor(v).clone() for k, v in s.items()}
+    state["step"] = torch.tensor(trainer.step)
+    state["scale"] = torch.tensor(trainer.scaler.get_scale())
+    state["rng"] = torch.get_rng_state()
+    state["python"] = torch.tensor(random.random())
+    state["numpy"] = torch.tensor(np.random.rand())
+    return state
+
+
+def run(folder, kill_at=None, amp_dtype=None):
+    """Train with a checkpoint at every second step, resuming when there is one.
+
+    kill_at: (write_number, bytes): die with SIGKILL inside that write to a checkpoint file, after
+    so many bytes of it; or (step, None): die right after that step.
+    """
+    torch.set_num_threads(1)
+    random.seed(2), np.random.seed(3)
+    path = Path(folder) / "checkpoint.pt"
+    trainer = make_trainer(amp_dtype)
+    torch.manual_seed(4)
+    if path.exists():
+        trainer.load(path)
+    watchers = [callbacks.Checkpoints(path, every=2)]
+    if kill_at is not None:
+        step, size = kill_at
+        if size is None:
+            watchers.append(lambda t, m: t.step == step and os.kill(os.getpid(), signal.SIGKILL))
+        else:
+            die_in_write(step, size)
+    trainer.fit(batches_from, watchers)
+    part = Path(folder) / "result.tmp"
+    torch.save(digest(trainer), part)
+    os.replace(part, Path(folder) / "result.pt")
+
+
+class DyingFile:
+    """A file that takes `size` bytes and then kills this process with SIGKILL."""
+
+    def __init__(self, file, size):
+        self.file, self.left = file, size
+
+    def write(self, chunk):
+        chunk = bytes(chunk)
+        if len(chunk) >= self.left:
+            self.file.write(chunk[: self.left])
+            self.file.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.left -= len(chunk)
+        return self.file.write(chunk)
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+
+def die_in_write(save_number, size):
+    """Make the `save_number`-th checkpoint of this process die after `size` bytes."""
+    opened = itertools.count(1)
+
+    def dying_open(path, mode="r", *args, **kwargs):
+        file = open(path, mode, *args, **kwargs)
+        return DyingFile(file, size) if mode == "wb" and next(opened) == save_number else file
+
+    checkpoint.open = dying_open
+
+
+def plain_loss(model, batch):
+    return F.mse_loss(model(batch[0]), batch[1])
+
+
+def linear(seed=0, **config):
+    torch.manual_seed(seed)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return Trainer(model, optimizer, plain_loss, TrainConfig(**{"steps": 5, **config}))
+
+
+def pairs(n, size=6, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (torch.randn(size, 4, generator=generator), torch.randn(size, 2, generator=generator))
+        for _ in range(n)
+    ]
+
+
+def data_parallel(rank, world, port, folder, sharded):
+    """Three steps on this rank's half of each batch, then one in which rank 1 sees NaN."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    trainer = linear(steps=3, micro_batches=2, clip_norm=0.5)
+    if sharded:
+        fully_shard(trainer.model)
+        trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1, momentum=0.9)
+    else:
+        trainer.model = nn.parallel.DistributedDataParallel(trainer.model)
+    mine = [tuple(t.chunk(world)[rank] for t in batch) for batch in pairs(6)]
+    losses = []
+    trainer.fit(lambda s: iter(mine[s:]), [lambda t, m: losses.append(m["loss"])])
+    result = {
+        "weights": [getattr(p, "full_tensor", lambda p=p: p)() for p in trainer.model.parameters()],
+        "loss": torch.stack(losses),
+        "stopped": False,
+    }
+    if not sharded:
+        trainer.save(f"{folder}/{rank}.pt")
+        x, y = pairs(1)[0]
+        try:
+            trainer.train_step(iter([(x * (float("nan") if rank == 1 else 1.0), y)] * 2))
+        except FloatingPointError:
+            result["stopped"] = True
+    torch.save(result, f"{folder}/result{rank}.pt")
+    dist.destroy_process_group()
