@@ -36,11 +36,12 @@ def load(path: str | Path, *, expected: set[str]) -> dict[str, Any]:
 
     expected: the keys that the checkpoint must have.
     """
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"{path} is not a readable checkpoint: {reason}") from error
+    with open(path, "rb") as file:
+        try:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+            reason = (str(error) or "it is empty").splitlines()[0]
+            raise ValueError(f"{path} is not a readable checkpoint: {reason}") from error
     got = set(state) if isinstance(state, dict) else type(state).__name__
     if got != expected:
         raise ValueError(f"{path} is not a checkpoint of this kind: expected {expected}, got {got}")

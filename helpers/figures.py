@@ -156,7 +156,7 @@ def images(
         for ax in axes.flat:
             ax.axis("off")
         for i, (ax, image) in enumerate(zip(axes.flat, batch, strict=False)):
-            ax.imshow(image[0].cpu(), cmap="gray")
+            ax.imshow(image[0].numpy(force=True), cmap="gray")
             if len(titles):
                 ax.set_title(titles[i], fontsize=8)
         plt.show()
@@ -165,7 +165,7 @@ def images(
 def matrix(ax: Axes, values: Tensor, *, x_label: str, y_label: str) -> Axes:
     """Draw an integer matrix [R, C] with its numbers, e.g. a confusion matrix, diagonal muted."""
     off_diagonal = values.float().clone().fill_diagonal_(0)
-    ax.imshow(off_diagonal, cmap="OrRd")
+    ax.imshow(off_diagonal.numpy(force=True), cmap="OrRd")
     for r, c in itertools.product(*map(range, values.shape)):
         dark = off_diagonal[r, c] > 0.6 * off_diagonal.max()
         color = "white" if dark else "gray" if values[r, c] == 0 else "black"

@@ -1,9 +1,8 @@
 """Chapter 02: strides, broadcasting step by step, which operation copies, and timing one call."""
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
-from itertools import product, zip_longest
+from itertools import pairwise, product, zip_longest
 
 import matplotlib
 import torch
@@ -80,13 +79,13 @@ def draw_ranks(ax: Axes) -> None:
     for rank, shape in enumerate([(), (4,), (3, 4), (2, 3, 4)]):
         layers = torch.arange(torch.Size(shape).numel()).view((1, 1, 1, *shape)[-3:])
         for depth in reversed(range(len(layers))):  # the far layer first
-            corner = (left + 0.6 * depth, 0.7 * depth)
-            _grid(ax, corner, layers[depth], lambda *_, d=depth: WALK(0.15 + 0.3 * d))
-        middle, foot = left + (layers.shape[2] - 1) / 2, -layers.shape[1]
-        ax.text(middle, foot - 0.1, f"rank {rank}", ha="center", va="center", weight="bold")
-        ax.text(middle, foot - 0.8, f"{shape}", ha="center", va="center", family="monospace")
-        left += layers.shape[2] + 1.6
-    _frame(ax, (-0.9, left - 0.4), (-4.1, 1.3))
+            corner = (left + 0.7 * depth, 0.7 * depth)
+            _grid(ax, corner, layers[depth], lambda *_, d=depth: WALK(0.15 + 0.35 * d), -depth)
+        middle = left + (layers.shape[2] - 1) / 2
+        ax.text(middle, -3.1, f"rank {rank}", ha="center", va="center", weight="bold")
+        ax.text(middle, -3.8, f"shape {shape}", ha="center", va="center", family="monospace")
+        left += layers.shape[2] + 1.9
+    _frame(ax, (-1.6, left - 1.2), (-4.2, 1.3))
 
 
 def draw_strip(ax: Axes, base: Tensor, name: str, view: Tensor) -> None:
@@ -96,77 +95,82 @@ def draw_strip(ax: Axes, base: Tensor, name: str, view: Tensor) -> None:
     offsets = [element_offset(i, view.stride(), view.storage_offset()) for i in indices]
     colors = {at: WALK((k + 0.7) / len(offsets)) for k, at in reversed([*enumerate(offsets)])}
     _grid(ax, (0, 0), memory[None], lambda _, at: colors.get(at, "white"))
-    for a, b in zip(offsets, offsets[1:], strict=False):
+    for a, b in pairwise(offsets):
         bend = f"arc3,rad={-0.32 if a < b else 0.32}"
         style = {"arrowstyle": "-|>", "mutation_scale": 7, "color": colors[b], "lw": 1.2}
         if a != b:
             ax.add_patch(FancyArrowPatch((a, 0.5), (b, 0.5), connectionstyle=bend, **style))
     table = torch.tensor(offsets).view(-1, view.shape[-1])
-    _grid(ax, (0, 6.4), memory[table], lambda r, c: colors[table[r, c].item()])
+    _grid(ax, (0, 5.8), memory[table], lambda r, c: colors[table[r, c].item()])
     facts = {"shape": tuple(view.shape), "stride": view.stride(), "offset": view.storage_offset()}
     facts["contiguous"] = view.is_contiguous()
     lines = "\n".join(f"{key:<11}{value}" for key, value in facts.items())
-    ax.text(7, 6.9, name, family="monospace", weight="bold", va="top", size=11)
-    ax.text(7, 6.1, lines, family="monospace", va="top", linespacing=1.4)
+    ax.text(6, 6.3, name, family="monospace", weight="bold", va="top", size=11)
+    ax.text(6, 5.5, lines, family="monospace", va="top", linespacing=1.4)
     whose = "the storage of x" if shares_storage(view, base) else "a storage of its own"
     ax.text(-0.5, -0.65, f"{whose}, from the first address to the last", va="top", color=GRAY)
-    _frame(ax, (-0.6, max(len(memory), 12) - 0.4), (-1.3, 7))
+    _frame(ax, (-0.6, max(len(memory), 12) - 0.4), (-1.3, 6.4))
 
 
 def draw_broadcast(ax: Axes, a: Sequence[int], b: Sequence[int]) -> None:
     """Draw two shapes aligned from the right, and the result or PyTorch's own error."""
     try:
-        result = list((torch.empty(a) + torch.empty(b)).shape)
-        verdict, color = f"result: {tuple(result)}", GREEN
+        result = (torch.empty(a) + torch.empty(b)).shape
+        verdict, color = f"a + b has shape {tuple(result)}", GREEN
     except RuntimeError as error:
-        verdict, color = str(error).replace(" must", "\nmust"), ORANGE
+        result, verdict, color = (), f"{error}".replace(" must", "\nmust"), ORANGE
     for place in range(1, max(len(a), len(b)) + 1):
         x, y = (shape[-place] if place <= len(shape) else 1 for shape in (a, b))
         word = "equal" if x == y else "stretch" if 1 in (x, y) else "clash"
         for row, (shape, size) in enumerate([(a, x), (b, y)]):
-            face = "#D3E5F2" if word == "equal" else ORANGE if word == "clash" else "white"
-            face = "#F8DCC4" if word == "stretch" and size == 1 else face
-            text = f"1→{x * y}" if word == "stretch" and size == 1 else size
-            _box(ax, (-1.6 * place, -1.2 * row), text, face, 1.5, dashed=place > len(shape))
-        ax.text(-1.6 * place, 0.85, f"dim {-place}", ha="center", color=GRAY)
-        ax.text(-1.6 * place, -2.3, word, ha="center", color=ORANGE if word == "clash" else "black")
+            grows = word == "stretch" and size == 1
+            face = ORANGE if word == "clash" else "#F8DCC4" if grows else "white"
+            text = f"1 → {x * y}" if grows else size
+            _box(ax, (-1.6 * place, -1.1 * row), text, face, 1.5, place > len(shape))
+        if result:
+            _box(ax, (-1.6 * place, -3.1), result[-place], "#CDE8DF", 1.5)
+        ax.text(-1.6 * place, 0.75, f"dim {-place}", ha="center", color=GRAY)
+        ax.text(-1.6 * place, -2.1, word, ha="center", color=ORANGE if word == "clash" else GRAY)
     for row, (name, shape) in enumerate([("a", a), ("b", b)]):
         label = f"{name} {tuple(shape)}"
-        ax.text(-6.1, -1.2 * row, label, ha="right", va="center", family="monospace", size=11)
-    ax.text(-5.5, -3.4, verdict, ha="center", va="center", color=color, weight="bold")
-    _frame(ax, (-11, 0), (-4.1, 1.4))
+        ax.text(-5.9, -1.1 * row, label, ha="right", va="center", family="monospace", size=11)
+    ax.text(-5.5, -4.4, verdict, ha="center", va="center", color=color, weight="bold")
+    _frame(ax, (-10.6, -0.4), (-5.0, 1.3))
 
 
 def draw_gather(ax: Axes, x: Tensor, index: Tensor, dim: int, at: tuple[int, int]) -> None:
     """Draw `x.gather(dim, index)` of two matrices, with the way to element `at` of the result."""
-    out = x.gather(dim, index)
-    source = [*at]
+    out, (i, j), source, left = x.gather(dim, index), at, [*at], 0.0
     source[dim] = index[at].item()
-    left = 0
-    for name, grid, mark in [("x", x, tuple(source)), ("index", index, at), ("result", out, at)]:
-        _grid(ax, (left, 0), grid, lambda r, c, m=mark: WALK(0.6) if (r, c) == m else "white")
-        ax.text(left + (grid.shape[1] - 1) / 2, 0.9, name, ha="center", weight="bold")
+    for name, grid, mark in [("x", x, source), ("index", index, [*at]), ("result", out, [*at])]:
+
+        def face(*cell: int, mark=mark, reach=name == "x") -> object:
+            reached = reach and cell[1 - dim] == at[1 - dim]
+            return BLUE if [*cell] == mark else "#D3E5F2" if reached else "white"
+
+        _grid(ax, (left, 0), grid, face)
+        ax.text(left + (grid.shape[1] - 1) / 2, 0.8, name, ha="center", weight="bold")
         left += grid.shape[1] + 1.5
-    i, j = at
     inner = f"index[{i}, {j}], {j}" if dim == 0 else f"{i}, index[{i}, {j}]"
     line = f"result[{i}, {j}] = x[{inner}] = x[{source[0]}, {source[1]}] = {out[at].item()}"
     ax.text((left - 2.5) / 2, -len(x) - 0.2, line, ha="center", family="monospace", size=11)
-    _frame(ax, (-0.6, left - 1.9), (-len(x) - 0.6, 1.3))
+    _frame(ax, (-0.6, left - 1.9), (-len(x) - 0.5, 1.3))
 
 
-def _grid(ax: Axes, corner: tuple[float, float], values: Tensor, face: Callable) -> None:
+def _grid(ax: Axes, corner: tuple, values: Tensor, face: Callable, depth: int = 0) -> None:
     """Draw a matrix [R, C] of boxes, the first at `corner`; `face(row, column)` colors one."""
     for row, column in product(*map(range, values.shape)):
         where = (corner[0] + column, corner[1] - row)
-        _box(ax, where, values[row, column].item(), face(row, column))
+        _box(ax, where, values[row, column].item(), face(row, column), depth=depth)
 
 
-def _box(ax: Axes, at: tuple, text: object, face: object, width: float = 1, dashed=False) -> None:
+def _box(ax: Axes, at: tuple, text: object, face: object, width=1.0, dashed=False, depth=0) -> None:
     x, y = at
     style = {"fc": face, "ec": "#444444", "lw": 0.8, "ls": "--" if dashed else "-"}
-    ax.add_patch(Rectangle((x - width / 2, y - 0.5), width, 1, **style))
-    dark = sum(matplotlib.colors.to_rgb(face)) < 1.5
-    ax.text(x, y, f"{text}", ha="center", va="center_baseline", color="white" if dark else "black")
+    ax.add_patch(Rectangle((x - width / 2, y - 0.5), width, 1, zorder=2 + depth, **style))
+    color = "white" if sum(matplotlib.colors.to_rgb(face)) < 1.5 else "black"
+    place = {"ha": "center", "va": "center_baseline", "zorder": 2.1 + depth}
+    ax.text(x, y, f"{text}", color=color, **place)
 
 
 def _frame(ax: Axes, x: tuple[float, float], y: tuple[float, float]) -> None:

@@ -1,0 +1,72 @@
+import pytest
+import torch
+
+from helpers.exercises import check
+
+X = torch.arange(6.0).view(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "options", "message"),
+    [
+        (lambda x: ..., torch.neg, {}, "✗ not answered yet: replace the dots"),
+        (lambda x: -x, torch.neg, {}, "✓ correct on 1 cases"),
+        (lambda x: x + 1, torch.neg, {}, "value: 6 of 6 elements differ, by up to 11"),
+        (lambda x: -x[0], torch.neg, {}, "shape: expected [2, 3], got [3]"),
+        (lambda x: -x.double(), torch.neg, {}, "dtype: expected torch.float32, got torch.float64"),
+        (lambda x: x.neg_(), torch.neg, {}, "argument 1 was changed in place"),
+        (lambda x: [-x], torch.neg, {}, "expected Tensor, got list"),
+        (lambda x: None, torch.neg, {}, "expected Tensor, got NoneType"),
+        (lambda x: x.nothing, torch.neg, {}, "expected a result, got AttributeError"),
+        (lambda x: x.mT.clone(), torch.t, {"view": True}, "but a copy: expected a view"),
+        (lambda x: x.mT, torch.t, {"view": True}, "✓"),
+        (lambda x: x.detach() * 2, lambda x: x + x, {"gradient": True}, "is cut off from"),
+        (
+            lambda x: x * x.detach(),
+            torch.square,
+            {"gradient": True},
+            "gradient of argument 1: value: 5 of 6",
+        ),
+        (lambda x: x * x, torch.square, {"gradient": True}, "✓"),
+        (lambda x: x.unbind(0), lambda x: x.unbind(1), {}, "expected 3 results, got 2"),
+        (
+            lambda x: (x[0], -x[1]),
+            lambda x: x.unbind(0),
+            {},
+            "result 2: value: 3 of 3 elements differ",
+        ),
+        (lambda x: x.numel() + 1, torch.numel, {}, "value is not right: 7"),
+        (torch.neg, torch.neg, {}, "this is the reference itself"),
+    ],
+)
+def test_verdicts(answer, reference, options, message, capsys):
+    right = check(answer, reference, [(X,)], **options)
+    out = capsys.readouterr().out
+    assert message in out and right == out.startswith("✓")
+    assert torch.equal(X, torch.arange(6.0).view(2, 3))
+
+
+def test_all_cases_count_and_the_first_wrong_one_is_named(capsys):
+    assert not check(lambda x: x.abs(), lambda x: x, [(X,), (X + 1,), (-X,)])
+    assert capsys.readouterr().out.startswith("✗ case 3 of 3: value")
+
+
+def test_the_reference_may_raise(capsys):
+    cases = [((2, 3), (3,)), ((2,), (3,))]
+    assert check(lambda a, b: torch.broadcast_shapes(a, b), torch.broadcast_shapes, cases)
+    assert not check(lambda a, b: torch.Size((2, 3)), torch.broadcast_shapes, cases)
+    assert "case 2 of 2: expected RuntimeError" in capsys.readouterr().out
+
+
+def test_nan_agrees_with_nan_and_does_not_look_changed():
+    assert check(lambda x: x * 1, torch.clone, [(torch.tensor([float("nan"), 1.0]),)])
+
+
+def test_integer_arguments_need_no_gradient():
+    cases = [(torch.randn(3, 2), torch.tensor([0, 2]))]
+    assert check(lambda x, i: x[i], lambda x, i: x.index_select(0, i), cases, gradient=True)
+
+
+def test_never_prints_the_expected_values(capsys):
+    check(lambda x: x * 0, lambda x: x + 12345.678, [(X,)])
+    assert "12345.678" not in capsys.readouterr().out.replace("by up to 1.23e+04", "")
