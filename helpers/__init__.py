@@ -1,15 +1,20 @@
-"""The code behind the book: one chapter, one module, the same name.
+"""The code behind the book: a chapter calls the module of the same name.
 
-    chapter            module        what it holds
-    01_environment     environment   device choice, seeds, determinism, versions
-    02_tensors         tensors       strides, broadcasting step by step, which operation copies
-    04_models          models        plain modules that later chapters transform from outside
-    05_data            data          MNIST from three places, augmentation, batches that resume
-    06_training        training      the Trainer: AMP, accumulation, clipping, exact resume
-    07_mnist           mnist         the recipe, evaluation, inference on a drawn digit
+    chapter            module          what it holds
+    01_environment     environment     device choice, seeds, determinism, versions
+    02_tensors         tensors         strides and views, broadcasting step by step, drawn
+    04_models          models          plain modules that later chapters transform from outside
+    05_data            data            MNIST from three places, batches that resume
+                       augmentation    rotations and shifts for a whole batch at once
+    06_training        training        the Trainer: AMP, accumulation, clipping, DDP, exact resume
+                       checkpoint      files that are atomic to write and safe to read
+                       schedules       learning rates as functions of the step
+                       callbacks       progress bar, history, TensorBoard, checkpoints
+    07_mnist           mnist           the recipe, its evaluation, a digit of one's own
+                       drawing         a pad to draw on, with the model's answer beside it
 
 Shared by all chapters: exercises (instant checks), figures (sliders and plots),
-ledger (claims and their results), records (measurements with provenance).
+ledger (claims and what was measured), records (measurements with provenance).
 
 Importing `helpers` imports nothing else; import the module that you need.
 """

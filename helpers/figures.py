@@ -19,7 +19,6 @@ from torch import Tensor
 # One look for the book. Okabe-Ito colours, distinct for colour-blind readers.
 STYLE = {
     "figure.figsize": (6.4, 3.2),
-    "figure.dpi": 100,
     "figure.constrained_layout.use": True,
     "savefig.facecolor": "white",
     "font.size": 10,
@@ -29,7 +28,6 @@ STYLE = {
         color=["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
     ),
     "svg.hashsalt": "book",  # the same figure gives the same bytes
-    "svg.fonttype": "path",  # the same look on every machine
 }
 
 
@@ -42,11 +40,11 @@ def explore(
     sliders (the built page: mouse and keyboard, no kernel), the first frame as PNG (print).
     Every combination is rendered, so keep the product of the lengths at 40 or less.
     """
-    grid = list(itertools.product(*values.values()))
+    grid = [dict(zip(values, v, strict=True)) for v in itertools.product(*values.values())]
     if not 1 < len(grid) <= 40:
         raise ValueError(f"expected 2 to 40 frames, got {len(grid)} from {list(values)}")
-    frames = [_render(draw, dict(zip(values, point, strict=True)), size, "svg") for point in grid]
-    png = _render(draw, dict(zip(values, grid[0], strict=True)), size, "png")
+    frames = [_render(draw, point, size, "svg") for point in grid]
+    png = _render(draw, grid[0], size, "png")
     text = "; ".join(f"{name} = {', '.join(map(_show, vs))}" for name, vs in values.items())
     bundle = {
         "text/plain": f"<interactive figure: {text}>",
@@ -108,8 +106,7 @@ def _html(frames: list[bytes], values: dict[str, Sequence[Any]], text: str) -> s
         for name, vs in zip(values, shown, strict=True)
     )
     script = SCRIPT % (json.dumps(images), json.dumps(shown))
-    alt = html.escape(f"interactive figure: {text}", quote=True)
-    image = f'<img alt="{alt}" src="{images[0]}">'
+    image = f'<img alt="{html.escape(f"interactive figure: {text}")}" src="{images[0]}">'
     return f'<figure class="explore">{image}{sliders}<script>{script}</script></figure>'
 
 
@@ -148,13 +145,11 @@ def images(
     """Show a batch of gray images [N, 1, H, W] as a grid, each with its own contrast."""
     if batch.ndim != 4 or batch.shape[1] != 1:
         raise ValueError(f"expected [N, 1, H, W], got {list(batch.shape)}")
-    columns = min(columns, len(batch))
-    rows = -(-len(batch) // columns)
+    rows, columns = -(-len(batch) // columns), min(columns, len(batch))
     height = scale * rows * (1.3 if len(titles) else 1.0)
     with matplotlib.rc_context(STYLE):
         figure, axes = plt.subplots(rows, columns, figsize=(scale * columns, height), squeeze=False)
-        for ax in axes.flat:
-            ax.axis("off")
+        [ax.axis("off") for ax in axes.flat]
         for i, (ax, image) in enumerate(zip(axes.flat, batch, strict=False)):
             ax.imshow(image[0].numpy(force=True), cmap="gray")
             if len(titles):

@@ -1,5 +1,6 @@
-"""Fixtures shared by all tests: a fixed seed and nothing left behind in global state."""
+"""For all tests: a fixed seed, nothing left in global state, and in CI no unexpected skip."""
 
+import os
 import random
 
 import numpy as np
@@ -24,3 +25,18 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="minutes long: run with -m slow"))
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+EXPECTED_SKIPS = ("minutes long", "needs a CUDA device")
+
+
+def pytest_sessionfinish(session, exitstatus):
+    """In CI everything that can run there must run."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if not os.environ.get("CI") or reporter is None:
+        return
+    reasons = {str(r.longrepr[2]) if r.longrepr else "?" for r in reporter.stats.get("skipped", [])}
+    unexpected = [r for r in reasons if not any(e in r for e in EXPECTED_SKIPS)]
+    if unexpected and exitstatus == 0:
+        reporter.write_line(f"unexpected skips in CI: {unexpected}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
