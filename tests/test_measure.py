@@ -1,0 +1,97 @@
+"""The benchmarks run: each is tried here on something small, its numbers thrown away."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from helpers import data, mnist, records
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(str(records.FOLDER.parent))
+    return importlib.import_module
+
+
+def test_labels_of_devices(benchmark, monkeypatch):
+    measure = benchmark("measure")
+    assert measure.label(CPU) == "cpu"
+    monkeypatch.setattr("helpers.environment.device_name", lambda d: "NVIDIA GeForce RTX 4090")
+    assert measure.label(torch.device("cuda")) == "rtx4090"
+
+
+def test_unknown_name_lists_the_known():
+    command = [sys.executable, str(records.FOLDER.parent / "measure.py"), "nothing"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "'mnist'" in done.stderr and "'training'" in done.stderr
+
+
+def test_training_overhead(benchmark, monkeypatch):
+    training = benchmark("training")
+    monkeypatch.setattr(training, "PAIRS", 3)
+    monkeypatch.setattr(training, "CHUNK", 2)
+    record = training.measure(CPU)
+    assert len(record.rows) == 2 and all(len(r["ratio"]) == 3 for r in record.rows)
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Forty digits in the place of full MNIST."""
+    all_of_them = data.digits()
+    few = data.Digits(
+        *(t[:40] for t in vars(all_of_them).values() if isinstance(t, torch.Tensor)), ""
+    )
+    monkeypatch.setattr(data, "digits", lambda: few)
+    return few
+
+
+class Oracle(nn.Module):
+    """Right on all but `wrong` of the first forty test digits, which come in class order."""
+
+    def __init__(self, wrong):
+        super().__init__()
+        self.weight, self.wrong = nn.Parameter(torch.zeros(1)), wrong
+
+    def forward(self, x):
+        answer = torch.arange(len(x)) % 10
+        answer[: self.wrong] = (answer[: self.wrong] + 1) % 10
+        return nn.functional.one_hot(answer, 10).float() + self.weight
+
+
+def test_mnist_stops_the_baselines_at_99_percent(benchmark, few):
+    module = benchmark("mnist")
+    later = iter([Oracle(5), Oracle(2), Oracle(0), Oracle(0)])
+    row = module.row("example", 7, later, few)
+    assert (row["epochs"], row["errors"], row["test_accuracy"]) == (3, 0, 1.0)
+    assert row["seconds_to_99"] == row["train_seconds"] and next(later)
+    never = module.row("adam", 7, iter([Oracle(5), Oracle(2)]), few)
+    assert (never["epochs"], never["errors"], never["seconds_to_99"]) == (2, 2, None)
+    assert set(row) == set(module.UNITS)
+
+
+def test_mnist_runs_the_books_recipes(benchmark, few, monkeypatch):
+    module = benchmark("mnist")
+    recipe = mnist.Recipe(epochs=1, batch_size=20, width=4)
+    model = list(module.book(few, recipe, 0, CPU))
+    assert len(model) == 1 and not model[0].training
+
+
+def test_mnist_needs_the_full_set(benchmark, few, monkeypatch):
+    module = benchmark("mnist")
+    monkeypatch.setattr(data, "mnist", lambda: few)
+    with pytest.raises(RuntimeError, match="needs full MNIST: set PYTORCH_BOOK_DATA"):
+        module.measure(CPU)
+
+
+def test_the_baselines_are_the_published_nets(benchmark):
+    module = benchmark("mnist")
+    x = torch.randn(2, 1, 28, 28)
+    for net, parameters in ((module.example_net(), 1_199_882), (module.adam_net(), 225_034)):
+        assert net(x).shape == (2, 10)
+        assert sum(p.numel() for p in net.parameters()) == parameters
