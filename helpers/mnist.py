@@ -1,6 +1,7 @@
 """Chapter 07: the MNIST project — the recipe, its evaluation, a digit of one's own."""
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -53,6 +54,22 @@ def classification_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tenso
     return F.cross_entropy(model(images), labels)
 
 
+def batches_from(
+    digits: data.Digits, recipe: Recipe, seed: int
+) -> Callable[[int], Iterator[tuple[Tensor, Tensor]]]:
+    """Return what `Trainer.fit` takes: start -> augmented training batches, from that number on."""
+    images = data.normalize(digits.train_images)  # the whole set as one float tensor: 4 B a pixel
+
+    def transform(x: Tensor, generator: torch.Generator) -> Tensor:
+        x = augmentation.augment(x, generator, degrees=recipe.degrees, shift=recipe.shift)
+        return x.contiguous(memory_format=torch.channels_last)
+
+    pairs, size = (images, digits.train_labels), recipe.batch_size
+    return lambda start: data.batches(
+        *pairs, size=size, seed=seed, start=start, transform=transform
+    )
+
+
 def train(
     digits: data.Digits,
     recipe: Recipe,
@@ -63,21 +80,7 @@ def train(
 ) -> nn.Module:
     """Train from scratch and return the model in evaluation mode."""
     trainer = make_trainer(digits, recipe, seed, device)
-    images = data.normalize(digits.train_images)  # the whole set as one float tensor: 4 B a pixel
-
-    def batches_from(start: int):
-        return data.batches(
-            images,
-            digits.train_labels,
-            size=recipe.batch_size,
-            seed=seed,
-            start=start,
-            transform=lambda x, generator: augmentation.augment(
-                x, generator, degrees=recipe.degrees, shift=recipe.shift
-            ).contiguous(memory_format=torch.channels_last),
-        )
-
-    trainer.fit(batches_from, on_step)
+    trainer.fit(batches_from(digits, recipe, seed), on_step)
     return trainer.model.eval()
 
 
@@ -111,7 +114,34 @@ def worst_mistakes(probabilities: Tensor, labels: Tensor, count: int) -> Tensor:
     """Return the indices of the misread digits, the most confident mistake first."""
     confidence, predictions = probabilities.max(1)
     wrong = (predictions != labels).nonzero().flatten()
-    return wrong[confidence[wrong].argsort(descending=True)][:count]
+    return wrong[confidence[wrong].argsort(descending=True, stable=True)][:count]
+
+
+def wilson(correct: int, total: int, z: float = 1.96) -> tuple[float, float]:
+    """Return Wilson's interval for the true share behind `correct` of `total`; z = 1.96: 95%.
+
+    It stays inside 0..1 and keeps a width when nothing is wrong (Wilson 1927).
+    """
+    if not 0 <= correct <= total or total == 0:
+        raise ValueError(f"expected 0 <= correct <= total, total > 0, got {correct} of {total}")
+    share, k = correct / total, z * z / total
+    half = z * math.sqrt((share * (1 - share) + k / 4) / total)
+    return (share + k / 2 - half) / (1 + k), (share + k / 2 + half) / (1 + k)
+
+
+def paired_test(right_a: Tensor, right_b: Tensor) -> tuple[int, int, float]:
+    """Compare two models on the same digits: only a right, only b right, p-value; bool [N] each.
+
+    McNemar's test, exact: were they equally good, each digit that one alone gets right would be a
+    fair coin's toss (McNemar 1947).
+    """
+    if {right_a.dtype, right_b.dtype} != {torch.bool} or right_a.shape != right_b.shape:
+        got = f"{right_a.dtype} {list(right_a.shape)}, {right_b.dtype} {list(right_b.shape)}"
+        raise ValueError(f"expected two bool tensors [N] of one length, got {got}")
+    a, b = int((right_a & ~right_b).sum()), int((right_b & ~right_a).sum())
+    coin = torch.distributions.Binomial(a + b, torch.tensor(0.5, dtype=torch.float64))
+    tail = coin.log_prob(torch.arange(min(a, b) + 1)).exp().sum().item()
+    return a, b, min(1.0, 2 * tail)
 
 
 def center(drawing: Tensor) -> Tensor:
@@ -120,10 +150,11 @@ def center(drawing: Tensor) -> Tensor:
     As the set was made: the ink fits a 20 x 20 box, its center of mass is the image's center
     (LeCun et al. 1998, section III). Raises ValueError for an empty drawing.
     """
+    if drawing.ndim != 2 or not drawing.any():
+        got = f"{list(drawing.shape)} with sum {int(drawing.sum())}"
+        raise ValueError(f"expected a drawing [H, W] with some ink, got {got}")
     ink = drawing.float()
     rows, columns = ink.sum(1).nonzero().flatten(), ink.sum(0).nonzero().flatten()
-    if len(rows) == 0:
-        raise ValueError(f"expected a drawing with some ink, got {list(drawing.shape)} all zero")
     box = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     scale = 20 / max(box.shape)
     size = [max(1, round(scale * side)) for side in box.shape]

@@ -7,22 +7,19 @@ from itertools import pairwise, product, zip_longest
 import matplotlib
 import torch
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from helpers import records
 
-BLUE, ORANGE, GREEN, GRAY = "#0072B2", "#D55E00", "#009E73", "#888888"
+BLUE, PALE, ORANGE, PEACH, GREEN, GRAY = "#0072B2 #D3E5F2 #D55E00 #F8DCC4 #00795A #666666".split()
 WALK = matplotlib.colormaps["viridis_r"]
 
 
 def shares_storage(a: Tensor, b: Tensor) -> bool:
-    """Say whether a write to one tensor may show in the other: the same storage, not empty.
-
-    `a.data_ptr()` alone misses views that begin elsewhere: `x[1:]` has another first element.
-    """
+    """Say whether both read one storage; `a.data_ptr()` alone misses views such as `a[1:]`."""
     pointer = a.untyped_storage().data_ptr()
-    return pointer != 0 and pointer == b.untyped_storage().data_ptr()
+    return pointer != 0 and pointer == b.untyped_storage().data_ptr()  # 0: nothing is stored
 
 
 def element_offset(index: Sequence[int], stride: Sequence[int], offset: int = 0) -> int:
@@ -39,7 +36,7 @@ def broadcast_shape(*shapes: Sequence[int]) -> torch.Size:
     """
     result = []
     for place, sizes in enumerate(zip_longest(*map(reversed, shapes), fillvalue=1), 1):
-        wanted = {size for size in sizes if size != 1}
+        wanted = set(sizes) - {1}
         if len(wanted) > 1 or min(sizes) < 0:
             got = ", ".join(str(tuple(shape)) for shape in shapes)
             raise ValueError(f"dimension -{place}: expected equal sizes or 1, got {sizes} in {got}")
@@ -47,30 +44,29 @@ def broadcast_shape(*shapes: Sequence[int]) -> torch.Size:
     return torch.Size(reversed(result))
 
 
+def wait_for(device: torch.device) -> None:
+    """Block until all work queued on `device` is done; a CPU queues none."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
 def time_ms(call: Callable[[], object], device: torch.device, repeats: int = 15) -> list[float]:
     """Return [p20, p50, p80] in ms of one `call()`: warmed up, the device waited for.
 
-    Short calls repeat inside one reading until it lasts 0.2 ms, so that the clock's step is small.
+    Short calls run back to back until a reading lasts 0.2 ms, so that the clock's step is small.
     """
-    wait = torch.get_device_module(device).synchronize
 
     def reading(inner: int) -> float:
-        wait(device)
+        wait_for(device)
         start = time.perf_counter()
         for _ in range(inner):
             call()
-        wait(device)
+        wait_for(device)
         return (time.perf_counter() - start) / inner * 1e3
 
-    reading(3)
+    reading(3)  # warm-up
     inner = max(1, round(0.2 / max(reading(1), 1e-5)))
     return records.quantiles([reading(inner) for _ in range(repeats)])
-
-
-def first_below(sizes: Sequence[int], a: Sequence[float], b: Sequence[float]) -> int | None:
-    """Return the smallest size from which `a` stays below `b`, or None when it never does."""
-    last = max((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x >= y), default=-1)
-    return sizes[last + 1] if last + 1 < len(sizes) else None
 
 
 def draw_ranks(ax: Axes) -> None:
@@ -79,13 +75,11 @@ def draw_ranks(ax: Axes) -> None:
     for rank, shape in enumerate([(), (4,), (3, 4), (2, 3, 4)]):
         layers = torch.arange(torch.Size(shape).numel()).view((1, 1, 1, *shape)[-3:])
         for depth in reversed(range(len(layers))):  # the far layer first
-            corner = (left + 0.7 * depth, 0.7 * depth)
-            _grid(ax, corner, layers[depth], lambda *_, d=depth: WALK(0.15 + 0.35 * d), -depth)
-        middle = left + (layers.shape[2] - 1) / 2
-        ax.text(middle, -3.1, f"rank {rank}", ha="center", va="center", weight="bold")
-        ax.text(middle, -3.8, f"shape {shape}", ha="center", va="center", family="monospace")
+            corner, color = (left + 0.7 * depth, 0.7 * depth), WALK(0.15 + 0.35 * depth)
+            _grid(ax, corner, layers[depth], lambda *_, color=color: color, -depth)
+        ax.text(left + layers.shape[2] / 2 - 0.5, -3.7, f"rank {rank}\nshape {shape}", ha="center")
         left += layers.shape[2] + 1.9
-    _frame(ax, (-1.6, left - 1.2), (-4.2, 1.3))
+    _frame(ax, (-1.6, left - 1.2), (-4.1, 1.3))
 
 
 def draw_strip(ax: Axes, base: Tensor, name: str, view: Tensor) -> None:
@@ -96,17 +90,17 @@ def draw_strip(ax: Axes, base: Tensor, name: str, view: Tensor) -> None:
     colors = {at: WALK((k + 0.7) / len(offsets)) for k, at in reversed([*enumerate(offsets)])}
     _grid(ax, (0, 0), memory[None], lambda _, at: colors.get(at, "white"))
     for a, b in pairwise(offsets):
-        bend = f"arc3,rad={-0.32 if a < b else 0.32}"
-        style = {"arrowstyle": "-|>", "mutation_scale": 7, "color": colors[b], "lw": 1.2}
+        arrow = {"arrowstyle": "-|>", "mutation_scale": 7, "color": colors[b], "shrinkA": 0}
+        arrow["connectionstyle"] = f"arc3,rad={-0.32 if a < b else 0.32}"
         if a != b:
-            ax.add_patch(FancyArrowPatch((a, 0.5), (b, 0.5), connectionstyle=bend, **style))
+            ax.annotate("", (b, 0.5), (a, 0.5), arrowprops=arrow)
     table = torch.tensor(offsets).view(-1, view.shape[-1])
     _grid(ax, (0, 5.8), memory[table], lambda r, c: colors[table[r, c].item()])
-    facts = {"shape": tuple(view.shape), "stride": view.stride(), "offset": view.storage_offset()}
-    facts["contiguous"] = view.is_contiguous()
-    lines = "\n".join(f"{key:<11}{value}" for key, value in facts.items())
-    ax.text(6, 6.3, name, family="monospace", weight="bold", va="top", size=11)
-    ax.text(6, 5.5, lines, family="monospace", va="top", linespacing=1.4)
+    ax.text(6, 6.2, name, va="top", size=13)
+    facts = (tuple(view.shape), view.stride(), view.storage_offset(), view.is_contiguous())
+    for row, key in enumerate(["shape", "stride", "offset", "contiguous"]):
+        ax.text(6, 4.8 - 0.6 * row, key, color=GRAY)
+        ax.text(8.6, 4.8 - 0.6 * row, f"{facts[row]}")
     whose = "the storage of x" if shares_storage(view, base) else "a storage of its own"
     ax.text(-0.5, -0.65, f"{whose}, from the first address to the last", va="top", color=GRAY)
     _frame(ax, (-0.6, max(len(memory), 12) - 0.4), (-1.3, 6.4))
@@ -124,36 +118,35 @@ def draw_broadcast(ax: Axes, a: Sequence[int], b: Sequence[int]) -> None:
         word = "equal" if x == y else "stretch" if 1 in (x, y) else "clash"
         for row, (shape, size) in enumerate([(a, x), (b, y)]):
             grows = word == "stretch" and size == 1
-            face = ORANGE if word == "clash" else "#F8DCC4" if grows else "white"
+            face = ORANGE if word == "clash" else PEACH if grows else "white"
             text = f"1 → {x * y}" if grows else size
             _box(ax, (-1.6 * place, -1.1 * row), text, face, 1.5, place > len(shape))
         if result:
             _box(ax, (-1.6 * place, -3.1), result[-place], "#CDE8DF", 1.5)
         ax.text(-1.6 * place, 0.75, f"dim {-place}", ha="center", color=GRAY)
         ax.text(-1.6 * place, -2.1, word, ha="center", color=ORANGE if word == "clash" else GRAY)
-    for row, (name, shape) in enumerate([("a", a), ("b", b)]):
-        label = f"{name} {tuple(shape)}"
-        ax.text(-5.9, -1.1 * row, label, ha="right", va="center", family="monospace", size=11)
-    ax.text(-5.5, -4.4, verdict, ha="center", va="center", color=color, weight="bold")
+    for row, label in enumerate([f"a {tuple(a)}", f"b {tuple(b)}"]):
+        ax.text(-5.9, -1.1 * row, label, ha="right", va="center", size=12)
+    ax.text(-5.5, -4.4, verdict, ha="center", va="center", color=color, size=11)
     _frame(ax, (-10.6, -0.4), (-5.0, 1.3))
 
 
 def draw_gather(ax: Axes, x: Tensor, index: Tensor, dim: int, at: tuple[int, int]) -> None:
     """Draw `x.gather(dim, index)` of two matrices, with the way to element `at` of the result."""
-    out, (i, j), source, left = x.gather(dim, index), at, [*at], 0.0
+    out, source, left = x.gather(dim, index), [*at], 0.0
     source[dim] = index[at].item()
     for name, grid, mark in [("x", x, source), ("index", index, [*at]), ("result", out, [*at])]:
 
-        def face(*cell: int, mark=mark, reach=name == "x") -> object:
+        def face(*cell: int, mark=mark, reach=name == "x") -> str:
             reached = reach and cell[1 - dim] == at[1 - dim]
-            return BLUE if [*cell] == mark else "#D3E5F2" if reached else "white"
+            return BLUE if [*cell] == mark else PALE if reached else "white"
 
         _grid(ax, (left, 0), grid, face)
-        ax.text(left + (grid.shape[1] - 1) / 2, 0.8, name, ha="center", weight="bold")
+        ax.text(left + (grid.shape[1] - 1) / 2, 0.8, name, ha="center", size=11)
         left += grid.shape[1] + 1.5
-    inner = f"index[{i}, {j}], {j}" if dim == 0 else f"{i}, index[{i}, {j}]"
-    line = f"result[{i}, {j}] = x[{inner}] = x[{source[0]}, {source[1]}] = {out[at].item()}"
-    ax.text((left - 2.5) / 2, -len(x) - 0.2, line, ha="center", family="monospace", size=11)
+    inner = "index[{0}, {1}], {1}" if dim == 0 else "{0}, index[{0}, {1}]"
+    line = f"result{[*at]} = x[{inner.format(*at)}] = x{source} = {out[at].item()}"
+    ax.text((left - 2.5) / 2, -len(x) - 0.2, line, ha="center", size=12)
     _frame(ax, (-0.6, left - 1.9), (-len(x) - 0.5, 1.3))
 
 
@@ -165,12 +158,10 @@ def _grid(ax: Axes, corner: tuple, values: Tensor, face: Callable, depth: int = 
 
 
 def _box(ax: Axes, at: tuple, text: object, face: object, width=1.0, dashed=False, depth=0) -> None:
-    x, y = at
     style = {"fc": face, "ec": "#444444", "lw": 0.8, "ls": "--" if dashed else "-"}
-    ax.add_patch(Rectangle((x - width / 2, y - 0.5), width, 1, zorder=2 + depth, **style))
+    ax.add_patch(Rectangle((at[0] - width / 2, at[1] - 0.5), width, 1, zorder=2 + depth, **style))
     color = "white" if sum(matplotlib.colors.to_rgb(face)) < 1.5 else "black"
-    place = {"ha": "center", "va": "center_baseline", "zorder": 2.1 + depth}
-    ax.text(x, y, f"{text}", color=color, **place)
+    ax.text(*at, text, color=color, ha="center", va="center_baseline", zorder=2.1 + depth)
 
 
 def _frame(ax: Axes, x: tuple[float, float], y: tuple[float, float]) -> None:

@@ -1,0 +1,54 @@
+"""Captions and alt text: a figure cell's `bilingual` metadata put into its outputs."""
+
+from __future__ import annotations
+
+import html
+import re
+
+from markdown_it import MarkdownIt
+
+INLINE = MarkdownIt("commonmark")
+IMG = re.compile(r"<img\b[^>]*>")
+ALT = re.compile(r"""\balt=("[^"]*"|'[^']*')""")
+
+
+def localise(cell: dict, tag: str) -> None:
+    """Give every figure output of a code cell this language's caption and alt text."""
+    words = cell["metadata"].get("bilingual", {}).get(tag)
+    if not words:
+        return
+    caption, alt = words.get("caption", ""), words.get("alt", "")
+    sliders = [out["data"] for out in cell.get("outputs", []) if is_explore(out.get("data", {}))]
+    for data in sliders:
+        data["text/html"] = explore("".join(data["text/html"]), caption, alt)
+    if sliders:
+        return  # the slider figure holds its own caption
+    mystnb = cell["metadata"].setdefault("mystnb", {})
+    mystnb["figure"] = {**mystnb.get("figure", {}), "caption": caption}
+    mystnb["image"] = {**mystnb.get("image", {}), "alt": alt}
+
+
+def is_explore(data: dict) -> bool:
+    """Is this output bundle a figure with a slider?"""
+    return 'class="explore"' in "".join(data.get("text/html", ""))
+
+
+def explore(markup: str, caption: str, alt: str) -> str:
+    """A slider figure with this language's alt text and, at its end, its caption."""
+    if alt:
+        markup = IMG.sub(lambda tag: with_alt(tag[0], alt), markup, count=1)
+    if caption:
+        figcaption = f"<figcaption>{INLINE.renderInline(caption)}</figcaption>"
+        head, end, tail = markup.rpartition("</figure>")
+        if not end:
+            raise ValueError('explore output: expected <figure class="explore">…</figure>')
+        markup = head + figcaption + end + tail
+    return markup
+
+
+def with_alt(tag: str, alt: str) -> str:
+    """An `<img>` tag with this alt text in place of its own."""
+    value = f'alt="{html.escape(alt, quote=True)}"'
+    if ALT.search(tag):
+        return ALT.sub(lambda _: value, tag, count=1)
+    return tag.replace("<img", f"<img {value}", 1)

@@ -1,0 +1,96 @@
+"""The chapter as a notebook in one language, ready for Colab or an empty folder."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from .language import filter_notebook, of, read_notebook
+from .repository import Repository, current
+from .switch import is_twin_build
+
+LABEL = re.compile(r"^\([\w-]+\)=[ \t]*\n", re.M)
+ROLE_WITH_TEXT = re.compile(r"\{\w+(?::\w+)?\}`([^`<]+?)\s*<[^`>]+>`")
+CITE = re.compile(r"\{cite(?::\w+)?\}`([^`]+)`")
+ROLE = re.compile(r"\{\w+(?::\w+)?\}`([^`]+)`")
+TOOL_TAGS = {"zh", "en", "nbval-ignore-output"}
+BOOTSTRAP = Path(__file__).parent.parent / "bootstrap.py"
+
+
+def plain_markdown(text: str, titles: dict[str, str]) -> str:
+    """MyST that JupyterLab and Colab would show raw, as plain Markdown."""
+    text = LABEL.sub("", text)
+    text = ROLE_WITH_TEXT.sub(r"\1", text)
+    text = CITE.sub(lambda match: f"[{match[1].replace(',', ', ')}]", text)
+    return ROLE.sub(lambda match: titles.get(match[1].split("/")[-1], match[1]), text)
+
+
+def bootstrap_cell(url: str) -> dict:
+    """The first cell: it makes `helpers` importable, or says what to set."""
+    source = BOOTSTRAP.read_text(encoding="utf-8").replace("@REPOSITORY@", url)
+    return {
+        "cell_type": "code",
+        "id": "bootstrap",
+        "metadata": {"tags": ["bootstrap"], "jupyter": {"source_hidden": True}},
+        "execution_count": None,
+        "outputs": [],
+        "source": source.splitlines(keepends=True),
+    }
+
+
+def single_language(
+    notebook: dict, tag: str, repository: Repository | None, titles: dict[str, str]
+) -> dict:
+    """The notebook in one language, without MyST syntax and build metadata."""
+    notebook = filter_notebook(notebook, tag)
+    for cell in notebook["cells"]:
+        metadata = cell["metadata"]
+        for key in ("bilingual", "mystnb", "reason"):
+            metadata.pop(key, None)
+        if "tags" in metadata:
+            metadata["tags"] = [word for word in metadata["tags"] if word not in TOOL_TAGS]
+        if cell["cell_type"] == "markdown":
+            text = plain_markdown("".join(cell["source"]), titles)
+            cell["source"] = text.splitlines(keepends=True)
+    notebook["cells"].insert(0, bootstrap_cell(repository.url if repository else ""))
+    return notebook
+
+
+def names(app) -> dict[str, str]:
+    """What a `{doc}` or a bare `{ref}` shows: titles by file name and by label."""
+    titles = {label: entry[2] for label, entry in app.env.get_domain("std").labels.items()}
+    for docname, title in app.env.titles.items():
+        titles[docname.split("/")[-1]] = title.astext()
+    return titles
+
+
+def write_all(app, exception) -> None:
+    """Hook: beside each chapter's page, its notebook in the page's language."""
+    if exception is not None or app.builder.name != "html":
+        return
+    repository = current(Path(app.srcdir))
+    titles = names(app)
+    for docname in sorted(app.env.found_docs):
+        source = Path(app.env.doc2path(docname))
+        if source.suffix == ".ipynb":
+            notebook = single_language(read_notebook(source), of(app).tag, repository, titles)
+            target = Path(app.outdir) / f"{docname}.ipynb"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(json.dumps(notebook, ensure_ascii=False, indent=1) + "\n", "utf-8")
+
+
+def add_links(app, pagename, templatename, context, doctree) -> None:
+    """Hook: addresses for the buttons "download this chapter" and "open in Colab"."""
+    context["notebook_href"] = context["colab_href"] = None
+    if doctree is None or Path(app.env.doc2path(pagename)).suffix != ".ipynb":
+        return
+    context["notebook_href"] = pagename.split("/")[-1] + ".ipynb"
+    repository = current(Path(app.srcdir))
+    if repository and is_twin_build(app):
+        context["colab_href"] = repository.colab(f"{of(app).tag}/{pagename}.ipynb")
+
+
+def setup(app) -> None:
+    app.connect("html-page-context", add_links, priority=600)
+    app.connect("build-finished", write_all)

@@ -1,0 +1,245 @@
+"""A chapter's shape: rules for one notebook, each a list of findings that name the cell."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+from . import prose
+from .figures import is_explore
+
+CODE_CELLS = (10, 30)
+LINES, LINES_FOLDED = 15, 25
+PRECEDED = 0.95
+IN_A_ROW = 3
+IGNORED = 0.15
+EXERCISES = 3
+BYTES = 1_500_000
+FOLDED = {"hide-cell", "hide-input", "solution"}
+WIDGET = "application/vnd.jupyter.widget-view+json"
+MACHINE_PATH = re.compile(
+    r"(?<![\w.~-])/(?:home|root|Users|tmp|work|mnt|opt|usr|var|srv|private|content)/[\w.-]+"
+    r"|\b[A-Z]:\\\\?\w"
+)
+
+
+def tags(cell: dict) -> set[str]:
+    return set(cell["metadata"].get("tags", []))
+
+
+def source(cell: dict) -> str:
+    return "".join(cell["source"])
+
+
+def name(cell: dict) -> str:
+    return f"cell {cell.get('id', '?')}"
+
+
+def code_cells(notebook: dict) -> list[dict]:
+    return [c for c in notebook["cells"] if c["cell_type"] == "code" and source(c).strip()]
+
+
+def bundles(cell: dict) -> list[dict]:
+    return [output["data"] for output in cell.get("outputs", []) if "data" in output]
+
+
+def is_figure(data: dict) -> bool:
+    return is_explore(data) or any(mime.startswith("image/") for mime in data)
+
+
+def number_of_code_cells(notebook: dict) -> list[str]:
+    count, (low, high) = len(code_cells(notebook)), CODE_CELLS
+    return [] if low <= count <= high else [f"{count} code cells, expected {low} to {high}"]
+
+
+def short_cells(notebook: dict) -> list[str]:
+    found = []
+    for cell in code_cells(notebook):
+        lines = len(source(cell).strip().split("\n"))
+        limit = LINES_FOLDED if tags(cell) & FOLDED else LINES
+        if lines > limit:
+            found.append(f"{name(cell)}: {lines} lines, at most {limit}")
+    return found
+
+
+def prose_before_code(notebook: dict) -> list[str]:
+    """A solution belongs to the exercise above it and needs no prose of its own."""
+    cells = notebook["cells"]
+    bare = [
+        name(cell)
+        for before, cell in zip([None, *cells], cells, strict=False)
+        if cell["cell_type"] == "code"
+        and "solution" not in tags(cell)
+        and (before is None or before["cell_type"] != "markdown")
+    ]
+    share = 1 - len(bare) / max(len(code_cells(notebook)), 1)
+    if share >= PRECEDED:
+        return []
+    return [f"{share:.0%} of code cells follow prose, expected {PRECEDED:.0%}: not {bare}"]
+
+
+def few_in_a_row(notebook: dict) -> list[str]:
+    found, run = [], 0
+    for cell in notebook["cells"]:
+        run = run + 1 if cell["cell_type"] == "code" else 0
+        if run == IN_A_ROW + 1:
+            found.append(f"{name(cell)}: more than {IN_A_ROW} code cells in a row")
+    return found
+
+
+def ignored_outputs(notebook: dict) -> list[str]:
+    """The cells whose output is not compared, with their reasons."""
+    return [
+        f"{name(cell)}: {cell['metadata'].get('reason', 'NO REASON GIVEN')}"
+        for cell in code_cells(notebook)
+        if "nbval-ignore-output" in tags(cell)
+    ]
+
+
+def few_ignored(notebook: dict) -> list[str]:
+    ignored = ignored_outputs(notebook)
+    found = [line for line in ignored if line.endswith("NO REASON GIVEN")]
+    count = len(code_cells(notebook))
+    if len(ignored) > IGNORED * count:
+        found.append(f"{len(ignored)} of {count} outputs ignored, at most {IGNORED:.0%}")
+    return found
+
+
+def exercises(notebook: dict) -> list[str]:
+    """Enough of them, and a folded solution after each."""
+    wanted = [cell for cell in notebook["cells"] if "exercise" in tags(cell)]
+    solved = [cell for cell in notebook["cells"] if {"solution", "hide-cell"} <= tags(cell)]
+    found = []
+    if len(wanted) < EXERCISES:
+        found.append(f"{len(wanted)} exercises, expected at least {EXERCISES}")
+    if len(solved) != len(wanted):
+        found.append(f"{len(wanted)} exercises, but {len(solved)} folded solutions")
+    return found
+
+
+def a_moving_figure(notebook: dict) -> list[str]:
+    moving = any(is_explore(data) for cell in code_cells(notebook) for data in bundles(cell))
+    return [] if moving else ["no figure with a slider"]
+
+
+def described_figures(notebook: dict) -> list[str]:
+    """Every figure has a caption and an alt text in both languages."""
+    found = []
+    for cell in code_cells(notebook):
+        if any(is_figure(data) for data in bundles(cell)):
+            words = cell["metadata"].get("bilingual", {})
+            missing = [
+                f"{tag} {kind}"
+                for tag in ("zh", "en")
+                for kind in ("caption", "alt")
+                if not words.get(tag, {}).get(kind, "").strip()
+            ]
+            found += [f"{name(cell)}: figure without {', '.join(missing)}"] if missing else []
+    return found
+
+
+def executed_in_order(notebook: dict) -> list[str]:
+    counts = [cell.get("execution_count") for cell in code_cells(notebook)]
+    if counts == list(range(1, len(counts) + 1)):
+        return []
+    return [f"not run from top to bottom (execution counts {counts}); use author.py execute"]
+
+
+def no_widget_state(notebook: dict) -> list[str]:
+    found = ["widget state in the metadata"] if "widgets" in notebook["metadata"] else []
+    for cell in code_cells(notebook):
+        if any(WIDGET in data for data in bundles(cell)):
+            found.append(f"{name(cell)}: a widget of a kernel that is gone; use author.py execute")
+    return found
+
+
+def no_machine_paths(notebook: dict) -> list[str]:
+    return [
+        f"{name(cell)}: a path of one machine in the output: {match[0]}"
+        for cell in code_cells(notebook)
+        for match in MACHINE_PATH.finditer(json.dumps(without_images(cell), ensure_ascii=False))
+    ]
+
+
+def without_images(cell: dict) -> list[dict]:
+    """Outputs without base64, which may hold anything."""
+    outputs = json.loads(json.dumps(cell.get("outputs", [])))
+    for output in outputs:
+        data = output.get("data", {})
+        for mime in [mime for mime in data if mime.startswith("image/")]:
+            del data[mime]
+        if "text/html" in data:
+            data["text/html"] = re.sub(r"base64,[^\"']*", "", "".join(data["text/html"]))
+    return outputs
+
+
+def no_closing_semicolon(notebook: dict) -> list[str]:
+    """Jupyter hides a value before `;`, nbval does not: the comparison would fail."""
+    return [
+        f"{name(cell)}: ends with a semicolon; assign to _ to hide a value"
+        for cell in code_cells(notebook)
+        if source(cell).rstrip().endswith(";")
+    ]
+
+
+def plain_prose(notebook: dict) -> list[str]:
+    """Prose that also reads well where there is no MyST."""
+    found = []
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown":
+            text = source(cell)
+            found += [f"{name(cell)}: directive {one}" for one in prose.directives(text)]
+            if re.search(r"^\s*[-*] \[[ x]\] ", text, re.M):
+                found.append(f"{name(cell)}: a task list")
+    return found
+
+
+def headings_and_sections(notebook: dict, stem: str) -> list[str]:
+    """One H1, first, with the chapter's label; sections' labels carry the topic."""
+    topic = stem[3:].replace("_", "-")
+    chapter = f"ch-{stem.replace('_', '-')}"
+    texts = [source(c) for c in notebook["cells"] if c["cell_type"] == "markdown"]
+    found = []
+    if not texts or not texts[0].startswith(f"({chapter})=\n# "):
+        found.append(f"the first cell does not start with ({chapter})= and a heading `# …`")
+    english = [source(c) for c in notebook["cells"] if "en" in tags(c)]
+    if sum(prose.headings(text).count(1) for text in english) != 1:
+        found.append("expected exactly one heading of level 1 in each language")
+    for label in {label for text in english for label in prose.labels(text)} - {chapter}:
+        if not label.startswith(f"{topic}-"):
+            found.append(f"label {label} does not start with {topic}-")
+    chinese = "\n".join(source(c) for c in notebook["cells"] if "zh" in tags(c))
+    for section in ("练习", "要点"):
+        if not re.search(rf"^## .*{section}", chinese, re.M):
+            found.append(f"no section {section}")
+    return found
+
+
+RULES: dict[str, Callable[[dict], list[str]]] = {
+    rule.__name__: rule
+    for rule in (
+        number_of_code_cells,
+        short_cells,
+        prose_before_code,
+        few_in_a_row,
+        few_ignored,
+        exercises,
+        a_moving_figure,
+        described_figures,
+        executed_in_order,
+        no_widget_state,
+        no_machine_paths,
+        no_closing_semicolon,
+        plain_prose,
+    )
+}
+
+
+def problems(notebook: dict, stem: str, size: int) -> list[str]:
+    """Everything that is wrong with the shape of a chapter; `size` is the file's, in bytes."""
+    found = [line for rule in RULES.values() for line in rule(notebook)]
+    found += headings_and_sections(notebook, stem)
+    if size > BYTES:
+        found.append(f"the file has {size / 1e6:.1f} MB, at most {BYTES / 1e6:.1f}")
+    return found

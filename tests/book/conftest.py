@@ -1,0 +1,47 @@
+"""Shared by the tests of the book: where things are, and a site that is built once."""
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+for folder in (ROOT / "book" / "site", ROOT / "book"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+SAMPLE = Path(__file__).parent / "fixtures" / "00_sample.ipynb"
+SOURCES = ("notebooks/*.ipynb", "book/**/*", "benchmarks/records/*.json", "_config.yml", "_toc.yml")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    return ROOT
+
+
+@pytest.fixture
+def sample() -> dict:
+    """A small chapter in the book's conventions; the test may change it."""
+    return copy.deepcopy(json.loads(SAMPLE.read_text(encoding="utf-8")))
+
+
+def newest_source() -> float:
+    files = (path for pattern in SOURCES for path in ROOT.glob(pattern))
+    return max(
+        path.stat().st_mtime for path in files if path.is_file() and "__pycache__" not in path.parts
+    )
+
+
+@pytest.fixture(scope="session")
+def site() -> Path:
+    """`_build/html`, built again when it is older than its sources."""
+    html = ROOT / "_build" / "html"
+    front = html / "index.html"
+    if not front.exists() or front.stat().st_mtime < newest_source():
+        build = [sys.executable, str(ROOT / "book" / "site" / "build.py")]
+        done = subprocess.run(build, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return html

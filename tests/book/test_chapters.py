@@ -1,0 +1,179 @@
+"""Every chapter has the shape the book promises, and each rule of it can fail."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+from bilingual import structure
+from bilingual.language import read_notebook
+
+ROOT = Path(__file__).resolve().parents[2]
+CHAPTERS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_chapter(path):
+    notebook = read_notebook(path)
+    print(*structure.ignored_outputs(notebook), sep="\n")
+    found = structure.problems(notebook, path.stem, path.stat().st_size)
+    assert not found, "\n" + "\n".join(found)
+
+
+def code(number: int, *tags: str, text: str = "x = 1", **metadata) -> dict:
+    return {
+        "cell_type": "code",
+        "id": f"c{number}",
+        "metadata": {"tags": list(tags), **metadata},
+        "execution_count": number,
+        "outputs": [],
+        "source": text,
+    }
+
+
+def words(tag: str, text: str) -> dict:
+    return {"cell_type": "markdown", "id": tag, "metadata": {"tags": [tag]}, "source": text}
+
+
+BOTH = {tag: {"caption": "c", "alt": "a"} for tag in ("zh", "en")}
+
+
+@pytest.fixture
+def chapter() -> dict:
+    """The smallest chapter that follows every rule."""
+    cells = [
+        words("zh", "(ch-02-tensors)=\n# 张量\n\n(tensors-a)=\n## 练习\n\n(tensors-b)=\n## 要点"),
+        words("en", "(ch-02-tensors)=\n# T\n\n(tensors-a)=\n## E\n\n(tensors-b)=\n## T"),
+    ]
+    for number in range(1, 7):
+        cells += [words("zh", "文字"), words("en", "Text"), code(number)]
+    figure = code(7, bilingual=BOTH)
+    html = '<figure class="explore"><img alt=""></figure>'
+    figure["outputs"] = [{"output_type": "display_data", "data": {"text/html": html}}]
+    cells += [words("zh", "文字"), words("en", "Text"), figure]
+    for number in (8, 10, 12):
+        cells += [words("zh", "文字"), words("en", "Text"), code(number, "exercise")]
+        cells += [code(number + 1, "hide-cell", "solution")]
+    return {"cells": cells, "metadata": {}}
+
+
+def test_a_good_chapter_passes(chapter):
+    assert structure.problems(chapter, "02_tensors", 1000) == []
+
+
+def cell(chapter: dict, name: str) -> dict:
+    return next(c for c in chapter["cells"] if c["id"] == name)
+
+
+def drop(chapter: dict, *names: str) -> None:
+    chapter["cells"] = [c for c in chapter["cells"] if c["id"] not in names]
+
+
+def output(chapter: dict, **data: str) -> None:
+    cell(chapter, "c1")["outputs"] = [
+        {"output_type": "display_data", "data": {k.replace("_", "/"): v for k, v in data.items()}}
+    ]
+
+
+BREAKS = {
+    "too few code cells": lambda c: drop(c, "c1", "c2", "c3", "c4"),
+    "16 lines": lambda c: cell(c, "c1").update(source="x = 1\n" * 16),
+    "26 folded lines": lambda c: cell(c, "c9").update(source="x = 1\n" * 26),
+    "code without prose": lambda c: drop(c, "zh", "en"),
+    "four in a row": lambda c: c["cells"].extend(code(n) for n in (14, 15, 16)),
+    "ignored without reason": lambda c: cell(c, "c1")["metadata"]["tags"].append(
+        "nbval-ignore-output"
+    ),
+    "too many ignored": lambda c: [
+        cell(c, f"c{n}")["metadata"].update(tags=["nbval-ignore-output"], reason="time")
+        for n in (1, 2, 3)
+    ],
+    "too few exercises": lambda c: drop(c, "c12", "c13"),
+    "exercise without solution": lambda c: drop(c, "c13"),
+    "no slider": lambda c: cell(c, "c7").update(outputs=[]),
+    "figure without alt": lambda c: cell(c, "c7")["metadata"].update(
+        bilingual={"zh": BOTH["zh"], "en": {"caption": "c", "alt": " "}}
+    ),
+    "image without caption": lambda c: output(c, image_png="aGk="),
+    "not executed": lambda c: cell(c, "c1").update(execution_count=None),
+    "executed out of order": lambda c: cell(c, "c1").update(execution_count=9),
+    "widget state": lambda c: c["metadata"].update(widgets={}),
+    "stored widget": lambda c: cell(c, "c1").update(
+        outputs=[{"output_type": "display_data", "data": {structure.WIDGET: {}}}]
+    ),
+    "machine path": lambda c: output(c, text_plain="/home/me/x.py"),
+    "semicolon": lambda c: cell(c, "c1").update(source="f();"),
+    "directive": lambda c: cell(c, "en").update(source=cell(c, "en")["source"] + "\n:::{note}"),
+    "task list": lambda c: cell(c, "en").update(source=cell(c, "en")["source"] + "\n- [ ] do"),
+    "wrong label": lambda c: cell(c, "en").update(
+        source=cell(c, "en")["source"].replace("tensors-a", "sec-a")
+    ),
+    "no chapter label": lambda c: cell(c, "zh").update(source="# 张量\n\n## 练习\n\n## 要点"),
+    "second title": lambda c: cell(c, "en").update(source=cell(c, "en")["source"] + "\n# Again"),
+    "no takeaways": lambda c: cell(c, "zh").update(
+        source=cell(c, "zh")["source"].replace("要点", "结束")
+    ),
+}
+
+
+@pytest.mark.parametrize("change", BREAKS.values(), ids=BREAKS.keys())
+def test_each_rule_can_fail(chapter, change):
+    broken = copy.deepcopy(chapter)
+    change(broken)
+    assert structure.problems(broken, "02_tensors", 1000)
+
+
+def test_a_file_may_not_be_large(chapter):
+    assert structure.problems(chapter, "02_tensors", 1_600_000)
+
+
+def test_images_are_not_searched_for_paths(chapter):
+    figure = cell(chapter, "c7")
+    figure["outputs"][0]["data"]["text/html"] += '<img src="data:image/png;base64,+/tmp/aaaa">'
+    assert structure.no_machine_paths(chapter) == []
+
+
+def test_execute_leaves_no_trace_of_the_machine(tmp_path):
+    import author
+
+    path = tmp_path / "00_trace.ipynb"
+    texts = ("import torch\ntorch.ones(2) + torch.ones(3)", "import json\njson.loads('{')")
+    cells = [code(n, "raises-exception", text=text) for n, text in enumerate(texts, 1)]
+    notebook = {"cells": cells, "metadata": {"widgets": {}}, "nbformat": 4, "nbformat_minor": 5}
+    path.write_text(json.dumps(notebook))
+    assert author.main(["execute", str(path)]) == 0
+    done = read_notebook(path)
+    assert [c["id"] for c in done["cells"]] == ["c1", "c2"]
+    assert "widgets" not in done["metadata"]
+    assert all("execution" not in c["metadata"] for c in done["cells"])
+    assert done["cells"][0]["outputs"][0]["ename"] == "RuntimeError"
+    assert str(ROOT) not in json.dumps(done)
+    assert "ipykernel_" not in json.dumps(done).replace("ipykernel_N/N.py", "")
+
+
+def test_execute_keeps_the_file_when_a_cell_fails(tmp_path, capsys):
+    import author
+
+    path = tmp_path / "00_fail.ipynb"
+    notebook = {"cells": [code(1, text="1 / 0")], "metadata": {}}
+    before = json.dumps({**notebook, "nbformat": 4, "nbformat_minor": 5})
+    path.write_text(before)
+    assert author.main(["execute", str(path)]) == 1
+    assert path.read_text() == before
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_a_new_chapter_has_its_blocks(tmp_path, monkeypatch):
+    import author
+
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "book" / "site").mkdir(parents=True)
+    template = ROOT / "book" / "site" / "chapter.md"
+    (tmp_path / "book" / "site" / "chapter.md").write_bytes(template.read_bytes())
+    monkeypatch.setattr(author, "ROOT", tmp_path)
+    assert author.main(["new", "03_autograd", "Autograd", "自动求导"]) == 0
+    notebook = read_notebook(tmp_path / "notebooks" / "03_autograd.ipynb")
+    assert structure.headings_and_sections(notebook, "03_autograd") == []
+    assert "@" not in json.dumps(notebook)
+    assert author.main(["new", "03_autograd", "Autograd", "自动求导"]) == 1
+    assert author.main(["new", "autograd", "Autograd", "自动求导"]) == 1

@@ -1,0 +1,539 @@
+"""The site: its parts one by one, then the built pages of both languages."""
+
+import copy
+import gzip
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urlparse
+
+import pytest
+from bilingual import assets, figures, language, notebooks, pages, repository, search, strings
+from bilingual.repository import Repository
+
+ROOT = Path(__file__).resolve().parents[2]
+LANGUAGES = ("zh", "en")
+GITHUB = Repository("https://github.com/reader/book", "main")
+
+
+# -- language and figures -----------------------------------------------------------------------
+
+
+def test_a_notebook_keeps_one_language_and_all_code(sample):
+    for tag, other in (("zh", "en"), ("en", "zh")):
+        cells = language.filter_notebook(sample, tag)["cells"]
+        assert not [c for c in cells if other in c["metadata"].get("tags", [])]
+        assert sum(c["cell_type"] == "code" for c in cells) == 7
+        text = json.dumps([c.get("outputs") for c in cells], ensure_ascii=False)
+        assert f"<!--{other}-->" not in text
+        assert f'lang=\\"{other}\\"' not in text
+        assert language.CLAIM not in text
+
+
+def test_filtering_does_not_change_its_input(sample):
+    before = copy.deepcopy(sample)
+    language.filter_notebook(sample, "zh")
+    assert sample == before
+
+
+def test_segments_span_lines_and_leave_the_rest():
+    html = "a<!--zh-->中\n文<!--/zh-->b<!--en-->E<!--/en-->c"
+    assert language.segments(html, "zh") == "a中\n文bc"
+    assert language.segments(html, "en") == "abEc"
+
+
+def test_a_page_keeps_its_line_numbers():
+    page = '共用\n\n+++ {"tags": ["zh"]}\n\n中文\n\n+++ {"tags": ["en"]}\n\nText\n\n+++\n\nlast\n'
+    for tag in LANGUAGES:
+        assert language.filter_page(page, tag).split("\n").index("last") + 1 >= 13
+    assert "中文" not in language.filter_page(page, "en")
+    assert "Text" not in language.filter_page(page, "zh")
+
+
+def test_a_break_inside_a_code_fence_is_code():
+    page = '```\n+++ {"tags": ["zh"]}\n```\n'
+    assert len(language.blocks(page)) == 1
+
+
+def test_captions_follow_the_language():
+    assert language.pick("Part | 部分", "zh") == "部分"
+    assert language.pick("Part | 部分", "en") == "Part"
+    assert language.pick("PyTorch", "zh") == "PyTorch"
+
+
+def test_a_slider_figure_gets_alt_text_and_caption(sample):
+    cell = next(c for c in language.filter_notebook(sample, "zh")["cells"] if "outputs" in c)
+    html = "".join(cell["outputs"][0]["data"]["text/html"])
+    assert 'alt="幂函数的曲线，指数由滑块控制"' in html
+    assert "<figcaption>拖动滑块：<code>n</code>" in html
+    assert html.count("<figcaption>") == 1
+    assert "figure" not in cell["metadata"].get("mystnb", {})
+
+
+def test_alt_text_is_escaped():
+    assert figures.with_alt('<img src="a">', 'a "b" <c>') == (
+        '<img alt="a &quot;b&quot; &lt;c&gt;" src="a">'
+    )
+
+
+def test_an_unreadable_notebook_is_named(tmp_path):
+    path = tmp_path / "03_broken.ipynb"
+    path.write_text("{")
+    with pytest.raises(ValueError, match="03_broken.ipynb: expected a notebook"):
+        language.read_notebook(path)
+
+
+# -- search -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def chinese():
+    return search.BigramChinese({})
+
+
+def browser_words(query: str) -> set[str]:
+    """What the splitter in the browser makes of a query, run by the same rules."""
+    words = []
+    for part in re.split(r"[^\w]+", query):
+        for run in re.findall("[\u3400-\u9fff]+|[^\u3400-\u9fff]+", part):
+            chinese = re.match("[\u3400-\u9fff]", run)
+            words += search.pairs(run) if chinese and len(run) > 2 else [run]
+    return {word.lower() for word in words}
+
+
+@pytest.mark.parametrize(
+    "query", ["张量", "反向传播", "梯度累积", "图", "PyTorch张量", "MNIST 手写数字", "data_ptr"]
+)
+def test_text_and_query_are_cut_alike(chinese, query):
+    text = "PyTorch 张量的反向传播与梯度累积，图里是 MNIST 手写数字，比较 data_ptr。"
+    index = {word.lower() for word in chinese.split(text)}
+    assert browser_words(query) <= index
+
+
+def test_short_words_are_filtered_but_not_chinese(chinese):
+    assert chinese.word_filter("图")
+    assert not chinese.word_filter("x")
+    assert not chinese.word_filter("the")
+
+
+# -- words of the interface ---------------------------------------------------------------------
+
+
+def test_catalogs_are_compiled_outside_the_sources(tmp_path):
+    assert strings.compile_catalogs(tmp_path) == ["booktheme", "sphinx"]
+    assert (tmp_path / "zh_CN" / "LC_MESSAGES" / "sphinx.mo").stat().st_size > 500
+    assert not list((ROOT / "book").rglob("*.mo"))
+
+
+def test_every_word_of_our_templates_is_translated():
+    po = (ROOT / "book/site/bilingual/locale/zh_CN/LC_MESSAGES/sphinx.po").read_text("utf-8")
+    known = set(re.findall(r'^msgid "(.+)"', po, re.M))
+    used = set()
+    for path in (ROOT / "book" / "site" / "templates").glob("*.html"):
+        used |= set(re.findall(r"""_\(["'](.+?)["']\)""", path.read_text("utf-8")))
+    source = (ROOT / "book" / "site" / "bilingual" / "pages.py").read_text("utf-8")
+    used |= set(re.findall(r"""\b_\(["'](.+?)["']\)""", source))
+    assert used - known == set()
+
+
+# -- repository ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("remote", "url"),
+    [
+        ("https://github.com/reader/book.git", "https://github.com/reader/book"),
+        ("https://user:secret@github.com/reader/book", "https://github.com/reader/book"),
+        ("git@github.com:reader/book.git", "https://github.com/reader/book"),
+        ("ssh://git@example.org:2222/reader/book.git", "https://example.org/reader/book"),
+        ("/srv/git/book.git", None),
+        ("file:///srv/git/book.git", None),
+        ("", None),
+    ],
+)
+def test_remotes_become_web_addresses(remote, url):
+    assert repository.web_address(remote) == url
+
+
+def test_ci_knows_the_repository(tmp_path):
+    env = {
+        "GITHUB_SERVER_URL": "https://github.com",
+        "GITHUB_REPOSITORY": "fork/book",
+        "GITHUB_REF_NAME": "work",
+    }
+    found = repository.find(tmp_path, env)
+    assert found == Repository("https://github.com/fork/book", "work")
+    assert found.colab("zh/notebooks/02_tensors.ipynb") == (
+        "https://colab.research.google.com/github/fork/book/blob/gh-pages/"
+        "zh/notebooks/02_tensors.ipynb"
+    )
+    assert found.edit("book/index.md") == "https://github.com/fork/book/edit/work/book/index.md"
+
+
+def test_git_knows_the_repository(tmp_path):
+    subprocess.run(["git", "init", "-q", "-b", "main", tmp_path], check=True)
+    assert repository.find(tmp_path, {}) is None
+    remote = ["git", "-C", tmp_path, "remote", "add", "origin", "git@github.com:reader/book.git"]
+    subprocess.run(remote, check=True)
+    assert repository.find(tmp_path, {}) == GITHUB
+
+
+def test_other_hosts_get_no_github_links():
+    other = Repository("https://example.org/reader/book", "main")
+    assert (other.github, other.colab("x"), other.edit("x"), other.issue("x")) == (None,) * 4
+
+
+# -- notebooks of one language ------------------------------------------------------------------
+
+
+def test_myst_syntax_becomes_plain_markdown():
+    text = (
+        "(sec-view)=\n## 视图\n\n见 {ref}`下一节 <sec-next>`、{ref}`sec-x`、"
+        "{doc}`../notebooks/02_tensors` 与 {cite:p}`he2015delving,lecun1998gradient`。"
+    )
+    plain = notebooks.plain_markdown(text, {"02_tensors": "张量", "sec-x": "另一节"})
+    assert plain == ("## 视图\n\n见 下一节、另一节、张量 与 [he2015delving, lecun1998gradient]。")
+
+
+def test_a_single_language_notebook_is_clean(sample):
+    notebook = notebooks.single_language(sample, "en", GITHUB, {})
+    text = json.dumps(notebook, ensure_ascii=False)
+    assert notebook["cells"][0]["id"] == "bootstrap"
+    assert GITHUB.url in text
+    assert "{ref}" not in text and ")=\\n" not in text
+    assert "bilingual" not in text and '"mystnb"' not in text
+    assert "转置" not in "".join("".join(o["data"].get("text/html", "")) for o in outputs(notebook))
+
+
+def outputs(notebook: dict) -> list[dict]:
+    found = [o for c in notebook["cells"] for o in c.get("outputs", [])]
+    return [o for o in found if "data" in o]
+
+
+def run_bootstrap(folder: Path, **env: str) -> subprocess.CompletedProcess:
+    """The first cell of a downloaded notebook, then an import, where `helpers` is not installed."""
+    cell = "".join(notebooks.bootstrap_cell("")["source"])
+    # -S and -I keep the editable install out; torch and the rest come from site-packages
+    packages = next(p for p in sys.path if p.endswith("site-packages"))
+    hide = (
+        f"import sys; sys.path.append({packages!r})\n"
+        "sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in str(f).lower()]\n"
+    )
+    script = hide + cell + "\nimport helpers; print(helpers.__file__)\n"
+    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTORCH_BOOK_REPO")}
+    return subprocess.run(
+        [sys.executable, "-I", "-S", "-c", script],
+        cwd=folder,
+        env={**clean, **env},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def remote(tmp_path_factory) -> str:
+    """The working tree as a git repository that can be cloned by a file:// address."""
+    folder = tmp_path_factory.mktemp("remote") / "book"
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "helpers", folder / "helpers", ignore=ignore)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    git = ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    subprocess.run(["git", "init", "-q", folder], check=True)
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "book"], check=True)
+    return folder.as_uri()
+
+
+def test_the_bootstrap_clones_into_an_empty_folder(tmp_path, remote):
+    for _ in range(2):  # the second run finds the clone
+        done = run_bootstrap(tmp_path, PYTORCH_BOOK_REPO=remote)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip().startswith(str(tmp_path / "pytorch-book"))
+
+
+def test_the_bootstrap_says_what_to_set(tmp_path):
+    done = run_bootstrap(tmp_path)
+    assert done.returncode != 0
+    assert "PYTORCH_BOOK_REPO" in done.stderr
+
+
+def test_the_bootstrap_does_nothing_where_helpers_are(tmp_path):
+    (tmp_path / "helpers.py").write_text("")
+    cell = "".join(notebooks.bootstrap_cell("")["source"])
+    done = subprocess.run([sys.executable, "-c", cell], cwd=tmp_path, capture_output=True)
+    assert done.returncode == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["helpers.py"]
+
+
+def wheel(folder: Path) -> None:
+    """The smallest package that pip installs."""
+    info = "missing_one-1.0.dist-info"
+    with zipfile.ZipFile(folder / "missing_one-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr("missing_one.py", "")
+        archive.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: missing-one\nVersion: 1.0\n"
+        )
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+
+
+def test_the_bootstrap_installs_only_what_is_missing(tmp_path):
+    wheel(tmp_path)
+    clone = tmp_path / "pytorch-book"
+    (clone / "helpers").mkdir(parents=True)
+    (clone / "helpers" / "__init__.py").touch()
+    project = '[project]\ndependencies = ["torch>=2.11", "missing-one>=1"]\n'
+    (clone / "pyproject.toml").write_text(project)
+    target = tmp_path / "installed"
+    pip = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_TARGET": str(target)}
+    done = run_bootstrap(tmp_path, PYTORCH_BOOK_REPO="unused", **pip)
+    assert done.returncode == 0, done.stderr
+    assert sorted(p.name for p in target.glob("*.py")) == ["missing_one.py"]
+    assert not (target / "torch").exists()
+
+
+# -- pages from data ----------------------------------------------------------------------------
+
+CLAIM = {
+    "chapter": "00_sample",
+    "claim": {"en": "x copies", "zh": "x 复制"},
+    "result": {"en": "{shared} of {total} share", "zh": "{total} 个中 {shared} 个"},
+}
+
+
+def test_claims_are_grouped_by_chapter_with_verdicts(sample):
+    claims = {"M02": CLAIM, "M99": CLAIM, "M50": {**CLAIM, "chapter": "50_other"}}
+    sections = pages.claims_parts(claims, {"00_sample": sample}, "en")
+    first, second = ("\n".join(section.body) for section in sections)
+    assert sections[0].title == "Sample: views and broadcasting"
+    assert "<../notebooks/00_sample>" in first
+    assert "3 of 5 share" in first and "verdict--holds" in first
+    assert "no result yet" in first  # M99 has a chapter, but no result
+    assert "no result yet" in second and sections[1].title == "50_other"
+    assert "5 个中 3 个" in "\n".join(
+        pages.claims_parts(claims, {"00_sample": sample}, "zh")[0].body
+    )
+
+
+RECORD = {
+    "provenance": {"device": "CPU", "torch": "2.15.0", "dirty": False},
+    "units": {"size": "", "time": "ms"},
+    "rows": [{"size": 256, "time": [1, 2.5, 4]}, {"size": 512, "time": None}],
+}
+
+
+def test_records_show_units_spread_and_provenance():
+    (section,) = pages.records_parts({"matmul.cpu": RECORD})
+    text = "\n".join(section.body)
+    assert section.anchor == "record-matmul-cpu"
+    assert "time (ms)" in text and "2.5 (1–4)" in text and "–" in text
+    assert "* Device: `CPU`" in text and "* Uncommitted changes: no" in text
+
+
+def test_a_record_without_provenance_is_refused():
+    with pytest.raises(ValueError, match="record bad: expected provenance"):
+        pages.records_parts({"bad": {"units": {}, "rows": []}})
+
+
+def test_the_glossary_is_grouped():
+    terms = [
+        {"en": "stride", "zh": "步长", "never": ["步幅"], "group": "Tensors | 张量"},
+        {"en": "warp", "zh": "warp", "keep": True, "group": "Speed | 性能"},
+    ]
+    first, second = pages.terms_parts(terms, "zh")
+    assert (first.title, first.anchor) == ("张量", "terms-tensors")
+    assert "  - 步幅" in first.body
+    assert "stays English" in "\n".join(second.body)
+
+
+def test_pages_load_only_what_they_need():
+    assert not assets.is_needed("sphinx-thebe.css", "")
+    assert not assets.is_needed("togglebutton.js", '<div class="toggle">')
+    assert assets.is_needed("copybutton.js", '<div class="highlight">')
+    assert not assets.is_needed("copybutton.js", "<p>")
+    assert assets.is_needed("scripts/sphinx-book-theme.js", "<p>")
+
+
+# -- the built site -----------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """Ids, links and loaded files of one page."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.path, self.ids, self.links, self.loads, self.alternates = path, set(), [], [], {}
+        self.lang = None
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.ids |= {attrs[key] for key in ("id", "name") if attrs.get(key)}
+        if tag == "html":
+            self.lang = attrs.get("lang")
+        if tag == "a" and attrs.get("href"):
+            self.links.append(attrs["href"])
+        if tag == "link" and attrs.get("rel") == "alternate":
+            self.alternates[attrs["hreflang"]] = attrs["href"]
+            self.links.append(attrs["href"])
+        elif tag == "link" and attrs.get("rel") in ("stylesheet", "preload", "icon"):
+            self.loads.append(attrs["href"])
+        if tag in ("script", "img", "iframe", "source") and attrs.get("src"):
+            self.loads.append(attrs["src"])
+
+
+@pytest.fixture(scope="module")
+def built(site) -> dict[Path, Page]:
+    return {
+        path: Page(path) for path in sorted(site.rglob("*.html")) if "_static" not in path.parts
+    }
+
+
+def resolve(page: Page, address: str) -> tuple[Path, str] | None:
+    """The file and fragment that an internal address means; None for other hosts."""
+    if urlparse(address).scheme or address.startswith("//"):
+        return None
+    path, fragment = urldefrag(address)
+    path = unquote(path.split("?")[0])
+    target = (page.path.parent / path).resolve() if path else page.path.resolve()
+    return target / "index.html" if target.is_dir() else target, unquote(fragment)
+
+
+def dead_links(built: dict[Path, Page]) -> list[str]:
+    found, known = [], {path.resolve(): page for path, page in built.items()}
+    for page in built.values():
+        for address in page.links + page.loads:
+            target = resolve(page, address)
+            if target is None or page.path.name == "404.html":
+                continue
+            path, fragment = target
+            if not path.exists():
+                found.append(f"{page.path}: {address}: no such file")
+            elif fragment and path in known and fragment not in known[path].ids:
+                found.append(f"{page.path}: {address}: no such place in the page")
+    return found
+
+
+def test_every_internal_link_leads_somewhere(built):
+    assert len(built) > 15
+    found = dead_links(built)
+    assert not found, "\n".join(found)
+
+
+def test_the_link_checker_can_fail(tmp_path):
+    path = tmp_path / "a.html"
+    path.write_text('<a href="b.html">x</a><a href="#nowhere">y</a><p id="here"><a href="#here">')
+    assert len(dead_links({path: Page(path)})) == 2
+
+
+def test_no_page_loads_from_another_host(built, site):
+    found = [
+        f"{page.path}: {address}"
+        for page in built.values()
+        for address in page.loads
+        if urlparse(address).scheme not in ("", "data") or address.startswith("//")
+    ]
+    for css in site.glob("*/_static/**/*.css"):
+        text = css.read_text(encoding="utf-8", errors="replace")
+        found += [
+            f"{css}: {url}"
+            for url in re.findall(r"(?:url\(|@import)\s*[\"']?(https?:[^)\"']+)", text)
+        ]
+    assert not found, "\n".join(found)
+
+
+def test_each_page_says_its_language_and_names_its_twin(built, site):
+    for tag, lang in (("zh", "zh-CN"), ("en", "en")):
+        for path, page in built.items():
+            if path.is_relative_to(site / tag) and page.ids and path.name != "index.html":
+                assert page.lang == lang, path
+                assert page.alternates.keys() == {"zh-Hans", "en"}, path
+                for hreflang, other in (("zh-Hans", "zh"), ("en", "en")):
+                    target, _ = resolve(page, page.alternates[hreflang])
+                    assert target == (site / other / path.relative_to(site / tag)).resolve()
+
+
+def test_sections_have_the_same_addresses_in_both_languages(built, site):
+    pattern = re.compile(r'<section (?:class="[^"]*" )?id="([^"]+)"')
+    for path in built:
+        if path.is_relative_to(site / "zh") and path.name not in ("search.html", "genindex.html"):
+            twin = site / "en" / path.relative_to(site / "zh")
+            zh, en = (pattern.findall(p.read_text(encoding="utf-8")) for p in (path, twin))
+            assert zh == en, path
+
+
+def weight(site: Path, page: Page) -> int:
+    """Bytes that a first visit loads, gzipped; MathJax with the fonts of a usual page."""
+    files = {target[0] for address in page.loads if (target := resolve(page, address))}
+    total = len(gzip.compress(page.path.read_bytes()))
+    for file in files:
+        total += len(gzip.compress(file.read_bytes()))
+    if any("mathjax" in str(file) for file in files):
+        fonts = sorted(next(iter(files)).parents[0].glob("**/woff-v2/*Main-Regular*"))
+        total += sum(font.stat().st_size for font in fonts)
+    return total
+
+
+def test_a_first_visit_is_light(built, site):
+    heaviest = max((weight(site, page), path) for path, page in built.items())
+    assert heaviest[0] <= 1.5e6, heaviest
+
+
+def test_pages_without_formulas_load_no_mathjax(site):
+    assert "tex-chtml.js" not in (site / "zh" / "book" / "glossary.html").read_text("utf-8")
+
+
+def test_nothing_superfluous_is_published(site):
+    assert not (site / "jupyter_execute").exists()
+    assert not list(site.glob("*/_sources"))
+    assert not list(site.rglob("*.mo"))
+    text = (site / "zh" / "notebooks" / "02_tensors.html").read_text("utf-8")
+    assert "unpkg" not in text and "THEBE_JS_URL" not in text
+
+
+def test_chinese_pages_have_no_english_interface(site):
+    text = (site / "zh" / "notebooks" / "02_tensors.html").read_text("utf-8")
+    for english in (
+        "Toggle ",
+        'aria-label="Main"',
+        'aria-label="Page"',
+        "Link to this",
+        "Color mode",
+    ):
+        assert english not in text, english
+
+
+def test_no_machine_path_is_published(site):
+    for path in [*site.rglob("*.html"), *site.rglob("*.ipynb"), *site.rglob("searchindex.js")]:
+        assert str(ROOT) not in path.read_text(encoding="utf-8"), path
+
+
+@pytest.mark.parametrize("tag", LANGUAGES)
+def test_each_chapter_is_there_as_a_notebook_in_one_language(site, tag):
+    chapters = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    written = sorted((site / tag / "notebooks").glob("*.ipynb"))
+    assert [p.name for p in written] == [p.name for p in chapters]
+    for path in written:
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        prose = "".join(
+            "".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "markdown"
+        )
+        chinese = len(re.findall("[\u3400-\u9fff]", prose))
+        assert chinese > 5 if tag == "zh" else chinese < 0.01 * len(prose)
+        assert not re.search(r"\{(ref|doc|cite)|^\([\w-]+\)=$", prose, re.M)
+        html = (path.parent / f"{path.stem}.html").read_text(encoding="utf-8")
+        assert f'href="{path.name}"' in html
+
+
+def test_the_front_page_offers_both_languages(site):
+    for name in ("index.html", "404.html"):
+        text = (site / name).read_text(encoding="utf-8")
+        assert 'href="zh/book/index.html"' in text and 'href="en/book/index.html"' in text

@@ -1,0 +1,225 @@
+import importlib.util
+import time
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers import records, tensors
+
+CPU = torch.device("cpu")
+SIZES = st.lists(st.sampled_from([0, 1, 2, 3]), max_size=4).map(tuple)
+
+
+@pytest.fixture
+def ax():
+    figure, ax = plt.subplots()
+    yield ax
+    plt.close(figure)
+
+
+def texts(ax):
+    return [text.get_text() for text in ax.texts]
+
+
+# storage and strides
+
+
+def base():
+    return torch.arange(24).view(2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.view(6, 4),
+        lambda x: x[1:],
+        lambda x: x[:, 1, ::2],
+        lambda x: x.permute(2, 0, 1),
+        lambda x: x.diagonal(dim1=1, dim2=2),
+        lambda x: x[..., :1].expand(2, 3, 5),
+        lambda x: x.unfold(2, 2, 1),
+        lambda x: x.detach(),
+        lambda x: torch.from_numpy(x.numpy()),
+    ],
+)
+def test_views_share_storage_and_a_write_shows(view):
+    x = base()
+    y = view(x)
+    assert tensors.shares_storage(x, y) and tensors.shares_storage(y, x)
+    before = x.sum()
+    x += 1
+    assert torch.equal(y, view(base() + 1)) and x.sum() == before + 24
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [torch.clone, lambda x: x + 0, lambda x: x[[0, 1]], lambda x: x.mT.contiguous(), torch.flatten],
+    ids=["clone", "add", "index", "contiguous", "flatten of a transpose"],
+)
+def test_copies_do_not_share(copy):
+    x = base().transpose(0, 2)  # not contiguous
+    assert not tensors.shares_storage(x, copy(x))
+
+
+def test_empty_tensors_share_nothing():
+    assert not tensors.shares_storage(torch.empty(0), torch.empty(0))
+    empty = torch.empty(0, 3)
+    assert not tensors.shares_storage(empty, empty.view(3, 0))
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_element_offset_finds_every_element(seed):
+    rng = np.random.default_rng(seed)
+    x = torch.arange(120).view(2, 3, 4, 5).permute(*rng.permutation(4).tolist())
+    x = x[tuple(slice(int(rng.integers(0, size)), None, 2) for size in x.shape)]
+    memory = torch.arange(120)  # the storage of x, in order
+    for index in np.ndindex(*x.shape):
+        at = tensors.element_offset(index, x.stride(), x.storage_offset())
+        assert memory[at] == x[index]
+
+
+def test_element_offset_of_a_scalar_and_with_a_wrong_index():
+    assert tensors.element_offset((), (), 7) == 7
+    with pytest.raises(ValueError, match=r"expected 2 indices, one for each stride, got \[1\]"):
+        tensors.element_offset([1], (4, 1))
+
+
+# broadcasting
+
+
+@given(st.lists(SIZES, max_size=4))
+def test_broadcast_shape_agrees_with_torch(shapes):
+    try:
+        expected = torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        with pytest.raises(ValueError, match="expected equal sizes or 1"):
+            tensors.broadcast_shape(*shapes)
+    else:
+        assert tensors.broadcast_shape(*shapes) == expected
+        assert isinstance(tensors.broadcast_shape(*shapes), torch.Size)
+
+
+def test_broadcast_shape_names_the_place():
+    message = r"dimension -2: expected equal sizes or 1, got \(3, 2\) in \(3, 4\), \(5, 2, 4\)"
+    with pytest.raises(ValueError, match=message):
+        tensors.broadcast_shape((3, 4), (5, 2, 4))
+    with pytest.raises(ValueError, match="dimension -1"):
+        tensors.broadcast_shape((-1,), (1,))
+    assert tensors.broadcast_shape() == torch.Size([])
+
+
+# timing
+
+
+def test_time_ms_is_about_right_and_warms_up():
+    calls = []
+
+    def call():
+        calls.append(1)
+        time.sleep(0.1 if len(calls) == 1 else 0.005)  # the first call is slow
+
+    low, middle, high = tensors.time_ms(call, CPU, repeats=5)
+    assert 5 <= low <= middle <= high < 50
+    assert len(calls) == 3 + 1 + 5
+
+
+def test_short_calls_repeat_inside_a_reading():
+    calls = []
+    tensors.time_ms(lambda: calls.append(1), CPU, repeats=3)
+    assert len(calls) > 100
+
+
+def test_waiting_for_a_cpu_returns_at_once():
+    assert tensors.wait_for(CPU) is None
+
+
+# figures
+
+
+def test_ranks_are_labelled(ax):
+    tensors.draw_ranks(ax)
+    found = texts(ax)
+    for rank, shape in enumerate(["()", "(4,)", "(3, 4)", "(2, 3, 4)"]):
+        assert f"rank {rank}\nshape {shape}" in found
+    assert found.count("23") == 1
+
+
+@pytest.mark.parametrize(
+    ("view", "facts"),
+    [
+        (lambda x: x.T, ["(4, 3)", "(1, 4)", "0", "False", "the storage of x"]),
+        (lambda x: x[1:, ::2], ["(2, 2)", "(4, 2)", "4", "False", "the storage of x"]),
+        (lambda x: x.diagonal(), ["(3,)", "(5,)", "0", "False", "the storage of x"]),
+        (lambda x: x[:, :1].expand(3, 4), ["(3, 4)", "(4, 0)", "the storage of x"]),
+        (lambda x: x.T.contiguous(), ["(4, 3)", "(3, 1)", "True", "a storage of its own"]),
+    ],
+)
+def test_the_strip_states_the_facts(ax, view, facts):
+    x = torch.arange(12).view(3, 4)
+    y = view(x)
+    tensors.draw_strip(ax, x, "name", y)
+    found = texts(ax)
+    for fact in facts:
+        assert any(text.startswith(fact) for text in found), fact
+    # 12 places of memory, then the elements as the view reads them
+    numbers = [int(text) for text in found if text.isdigit()]
+    assert numbers[:12] == y.new_empty(0).set_(y.untyped_storage()).tolist()
+    assert numbers[12 : 12 + y.numel()] == y.flatten().tolist()
+
+
+@pytest.mark.parametrize("b", [(), (4,), (3,), (3, 1), (2, 1, 1), (0,)])
+@pytest.mark.parametrize("a", [(), (4,), (3, 1), (3, 4), (2, 3, 4)])
+def test_the_broadcast_figure_says_what_the_rule_says(ax, a, b):
+    tensors.draw_broadcast(ax, a, b)
+    found = texts(ax)
+    try:
+        expected = f"a + b has shape {tuple(tensors.broadcast_shape(a, b))}"
+    except ValueError:
+        assert "clash" in found and any("\nmust match" in text for text in found)
+    else:
+        assert "clash" not in found and expected in found
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("at", [(0, 0), (1, 1)])
+def test_the_gather_figure_shows_the_way(ax, dim, at):
+    x, index = torch.arange(10, 22).view(3, 4), torch.tensor([[2, 1], [0, 1]])
+    tensors.draw_gather(ax, x, index, dim, at)
+    value = x.gather(dim, index)[at].item()
+    i, j = (index[at].item(), at[1]) if dim == 0 else (at[0], index[at].item())
+    inner = f"index[{at[0]}, {at[1]}], {at[1]}" if dim == 0 else f"{at[0]}, index[{at[0]}, {at[1]}]"
+    assert f"result[{at[0]}, {at[1]}] = x[{inner}] = x[{i}, {j}] = {value}" in texts(ax)
+    assert x[i, j] == value
+
+
+# the benchmark
+
+
+@pytest.fixture
+def benchmark():
+    path = Path(records.FOLDER).parent / "tensors.py"
+    spec = importlib.util.spec_from_file_location("benchmark_of_tensors", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_benchmark_returns_a_record(benchmark):
+    record = benchmark.measure(CPU, sizes=(4, 8), repeats=3)
+    assert record.name == "tensors" and record.column("n") == [4, 8]
+    assert set(record.units) == {"n", "cpu_first", "cpu"}
+    assert all(row["cpu_first"] > 0 and row["cpu"][0] > 0 for row in record.rows)
+
+
+@pytest.mark.gpu
+def test_the_benchmark_on_a_gpu(benchmark):
+    record = benchmark.measure(torch.device("cuda"), sizes=(64, 2048), repeats=5)
+    small, large = record.rows
+    assert large["gpu"][1] < large["cpu"][1]
+    assert large["gpu_launch"][1] < large["gpu"][1] < large["gpu_copies"][1]
+    assert small["gpu_first"] > small["gpu"][1]
