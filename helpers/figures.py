@@ -14,6 +14,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 from IPython.display import display
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
 # One look for the book. Okabe-Ito colours, distinct for colour-blind readers.
@@ -60,12 +61,11 @@ def explore(
 
 
 def _render(draw: Callable, point: dict[str, Any], size: tuple[float, float], kind: str) -> bytes:
+    out = io.BytesIO()
     with matplotlib.rc_context(STYLE):
-        figure, ax = plt.subplots(figsize=size)
-        draw(ax, **point)
-        out = io.BytesIO()
+        figure = Figure(figsize=size)  # not pyplot: the notebook's own figures stay as they are
+        draw(figure.subplots(), **point)
         figure.savefig(out, format=kind, metadata={"Date" if kind == "svg" else "Software": None})
-        plt.close(figure)
     if kind == "png":
         return out.getvalue()
     # two decimals of a point are enough for the eye, and repeat where the last float bit does not
@@ -146,15 +146,15 @@ def images(
     if batch.ndim != 4 or batch.shape[1] != 1:
         raise ValueError(f"expected [N, 1, H, W], got {list(batch.shape)}")
     rows, columns = -(-len(batch) // columns), min(columns, len(batch))
-    height = scale * rows * (1.3 if len(titles) else 1.0)
-    with matplotlib.rc_context(STYLE):
-        figure, axes = plt.subplots(rows, columns, figsize=(scale * columns, height), squeeze=False)
-        [ax.axis("off") for ax in axes.flat]
-        for i, (ax, image) in enumerate(zip(axes.flat, batch, strict=False)):
-            ax.imshow(image[0].numpy(force=True), cmap="gray")
-            if len(titles):
-                ax.set_title(titles[i], fontsize=8)
-        plt.show()
+    size = scale * columns, scale * rows * (1.3 if len(titles) else 1.0)
+    _, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    for ax in axes.flat:
+        ax.axis("off")
+    for i, (ax, image) in enumerate(zip(axes.flat, batch, strict=False)):
+        ax.imshow(image[0].numpy(force=True), cmap="gray")
+        if len(titles):
+            ax.set_title(titles[i], fontsize=8)
+    plt.show()
 
 
 def matrix(ax: Axes, values: Tensor, *, x_label: str, y_label: str) -> Axes:

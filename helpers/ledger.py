@@ -1,7 +1,8 @@
 """Every chapter: a claim of the book and what this notebook measured for it."""
 
+import html
+import re
 from functools import cache
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,13 @@ def _html(claim_id: str, verdict: str, claim: dict[str, str], text: dict[str, st
     for lang, word in zip(("zh", "en"), reversed(VERDICTS[verdict]), strict=True):
         colon = "：" if lang == "zh" else ": "
         parts.append(
-            f'<!--{lang}--><p lang="{lang}"><strong>{claim_id}</strong> {escape(claim[lang])}<br>'
-            f'<span class="claim__verdict">{word}</span>{colon}{escape(text[lang])}</p>'
+            f'<!--{lang}--><p lang="{lang}"><strong>{claim_id}</strong> {_code(claim[lang])}<br>'
+            f'<span class="claim__verdict">{word}</span>{colon}{_code(text[lang])}</p>'
             f"<!--/{lang}-->"
         )
     return f'<div class="claim claim--{verdict}">{"".join(parts)}</div>'
+
+
+def _code(text: str) -> str:
+    """Escape for HTML; `x` in backticks becomes code."""
+    return re.sub("`(.+?)`", r"<code>\1</code>", html.escape(text))

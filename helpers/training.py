@@ -83,17 +83,17 @@ class Trainer:
         Raises FloatingPointError on a non-finite loss, before weights and optimizer are touched.
         (BatchNorm has seen the batch by then: go on from a checkpoint, not from this model.)
         """
-        cfg, loss_sum = self.config, torch.zeros((), device=self.device)
+        cfg, n, losses = self.config, self.config.micro_batches, []
         if self.lr_at:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.lr_at(self.step)
-        for i in range(cfg.micro_batches):
-            with self._gradient_sync(last=i == cfg.micro_batches - 1):
+        for i in range(n):
+            with self._gradient_sync(last=i == n - 1):
                 with self._autocast():
                     loss = self.loss_fn(self.model, self._to_device(next(batches)))
-                self.scaler.scale(loss / cfg.micro_batches).backward()
-            loss_sum += loss.detach() / cfg.micro_batches
-        metrics = {"loss": self._checked(loss_sum)}
+                self.scaler.scale(loss if n == 1 else loss / n).backward()
+            losses.append(loss.detach())
+        metrics = {"loss": self._checked(losses[0] if n == 1 else torch.stack(losses).mean())}
         if cfg.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)  # first: the norm must be of the true gradient
             metrics["grad_norm"] = nn.utils.clip_grad_norm_(self.model.parameters(), cfg.clip_norm)

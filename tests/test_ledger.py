@@ -5,7 +5,7 @@ from helpers import ledger
 CLAIMS = {
     "M99": {
         "chapter": "99_test",
-        "claim": {"en": "Water is <wet>", "zh": "水是<湿>的"},
+        "claim": {"en": "`Water` is <wet>", "zh": "水是<湿>的"},
         "result": {"en": "{wet} of {total} drops", "zh": "{total} 滴中有 {wet} 滴"},
     }
 }
@@ -29,7 +29,11 @@ def test_result_is_a_line_and_data(shown):
     }
     assert bundle["text/plain"] == "M99 · holds if … · 3 of 4 drops"
     html = bundle["text/html"]
-    assert "<!--zh-->" in html and "4 滴中有 3 滴" in html and "Water is &lt;wet&gt;" in html
+    assert (
+        "<!--zh-->" in html
+        and "4 滴中有 3 滴" in html
+        and "<code>Water</code> is &lt;wet&gt;" in html
+    )
 
 
 @pytest.mark.parametrize(
