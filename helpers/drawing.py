@@ -69,7 +69,7 @@ def fold_batch_norm(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tens
     each channel: a factor that the weight takes over, and a constant for the bias.
     """
     if norm.running_mean is None or norm.weight is None:
-        raise ValueError(f"expected a batch norm with running statistics and weights, got {norm}")
+        raise ValueError(f"expected batch norm with running statistics and weights, got {norm}")
     factor = norm.weight / (norm.running_var + norm.eps).sqrt()
     bias = torch.zeros_like(norm.running_mean) if conv.bias is None else conv.bias
     return (

@@ -68,9 +68,9 @@ def _render(draw: Callable, point: dict[str, Any], size: tuple[float, float], ki
         figure.savefig(out, format=kind, metadata={"Date" if kind == "svg" else "Software": None})
     if kind == "png":
         return out.getvalue()
-    # two decimals of a point are enough for the eye, and repeat where the last float bit does not
+    # enough for the eye, and it repeats where the last bits of a float do not
     svg = re.sub(r"<metadata>.*?</metadata>", "", out.getvalue().decode(), flags=re.DOTALL)
-    svg = re.sub(r"-?\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}", svg)
+    svg = re.sub(r"-?\d+\.\d{3,}", lambda m: f"{float(m[0]):.4g}", svg)
     return re.sub(r"\s*\n\s*", "\n", svg).encode()
 
 

@@ -77,9 +77,9 @@ def draw_ranks(ax: Axes) -> None:
         for depth in reversed(range(len(layers))):  # the far layer first
             corner, color = (left + 0.7 * depth, 0.7 * depth), WALK(0.15 + 0.35 * depth)
             _grid(ax, corner, layers[depth], lambda *_, color=color: color, -depth)
-        ax.text(left + layers.shape[2] / 2 - 0.5, -3.7, f"rank {rank}\nshape {shape}", ha="center")
+        ax.text(left + layers.shape[2] / 2 - 0.5, -4.0, f"rank {rank}\nshape {shape}", ha="center")
         left += layers.shape[2] + 1.9
-    _frame(ax, (-1.6, left - 1.2), (-4.1, 1.3))
+    _frame(ax, (-1.6, left - 1.2), (-4.2, 1.3))
 
 
 def draw_strip(ax: Axes, base: Tensor, name: str, view: Tensor) -> None:
@@ -127,8 +127,8 @@ def draw_broadcast(ax: Axes, a: Sequence[int], b: Sequence[int]) -> None:
         ax.text(-1.6 * place, -2.1, word, ha="center", color=ORANGE if word == "clash" else GRAY)
     for row, label in enumerate([f"a {tuple(a)}", f"b {tuple(b)}"]):
         ax.text(-5.9, -1.1 * row, label, ha="right", va="center", size=12)
-    ax.text(-5.5, -4.4, verdict, ha="center", va="center", color=color, size=11)
-    _frame(ax, (-10.6, -0.4), (-5.0, 1.3))
+    ax.text(-5.5, -4.4, verdict, ha="center", va="center", color=color)
+    _frame(ax, (-10.2, -0.6), (-5.0, 1.3))
 
 
 def draw_gather(ax: Axes, x: Tensor, index: Tensor, dim: int, at: tuple[int, int]) -> None:

@@ -48,7 +48,7 @@ def test_fold_batch_norm_agrees_with_pytorch(bias):
 
 def test_fold_batch_norm_needs_running_statistics():
     norm = nn.BatchNorm2d(5, track_running_stats=False)
-    with pytest.raises(ValueError, match="running statistics"):
+    with pytest.raises(ValueError, match="expected batch norm with running statistics"):
         drawing.fold_batch_norm(nn.Conv2d(3, 5, 3), norm)
 
 
