@@ -69,10 +69,8 @@ def batches_from(
             x = augmentation.augment(x, generator, degrees=recipe.degrees, shift=recipe.shift)
         return x.contiguous(memory_format=torch.channels_last)
 
-    pairs, size = (images, digits.train_labels), recipe.batch_size
-    return lambda start: data.batches(
-        *pairs, size=size, seed=seed, start=start, transform=transform
-    )
+    pairs, rest = (images, digits.train_labels), {"seed": seed, "transform": transform}
+    return lambda start: data.batches(*pairs, size=recipe.batch_size, start=start, **rest)
 
 
 def train(
@@ -108,10 +106,8 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 def confusion_matrix(labels: Tensor, predictions: Tensor, classes: int = 10) -> Tensor:
     """Count int64 [classes, classes]: row = true class, column = predicted class."""
     if labels.shape != predictions.shape:
-        raise ValueError(
-            f"expected as many predictions as labels {list(labels.shape)}, "
-            f"got {list(predictions.shape)}"
-        )
+        a, b = list(labels.shape), list(predictions.shape)
+        raise ValueError(f"expected as many predictions as labels {a}, got {b}")
     return torch.bincount(labels * classes + predictions, minlength=classes**2).view(classes, -1)
 
 
@@ -144,9 +140,9 @@ def paired_test(right_a: Tensor, right_b: Tensor) -> tuple[int, int, float]:
         got = f"{right_a.dtype} {list(right_a.shape)}, {right_b.dtype} {list(right_b.shape)}"
         raise ValueError(f"expected two bool tensors [N] of one length, got {got}")
     a, b = int((right_a & ~right_b).sum()), int((right_b & ~right_a).sum())
-    coin = torch.distributions.Binomial(a + b, torch.tensor(0.5, dtype=torch.float64))
-    tail = coin.log_prob(torch.arange(min(a, b) + 1)).exp().sum().item()
-    return a, b, min(1.0, 2 * tail)
+    n, fair = torch.tensor([a + b, 0.5], dtype=torch.float64)
+    tail = torch.distributions.Binomial(n, fair).log_prob(torch.arange(min(a, b) + 1.0).to(n)).exp()
+    return a, b, min(1.0, 2 * tail.sum().item())
 
 
 def center(drawing: Tensor) -> Tensor:

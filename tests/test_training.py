@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from helpers import records
 from helpers.training import TrainConfig, Trainer
 from tests import training_job as job
 from tests.training_job import linear, pairs, plain_loss
@@ -92,6 +93,11 @@ def test_overflowing_fp16_gradient_skips_the_update_and_halves_the_scale():
     trainer.train_step(iter([(x, y * 1e4)]))  # finite loss, but 65,536 times its gradient is not
     assert all(torch.equal(p, q) for p, q in zip(trainer.model.parameters(), before, strict=True))
     assert trainer.scaler.get_scale() == scale / 2 and trainer.step == 1
+
+
+def test_the_recorded_overhead_is_at_most_two_percent():
+    rows = records.load("training", "cpu").rows
+    assert all(row["ratio"][1] <= 1.02 for row in rows), rows
 
 
 # --- errors ---------------------------------------------------------------------------------------
