@@ -1,6 +1,7 @@
 """Chapter 07: full MNIST — how good, and how soon at 99 %, against two well-known recipes.
 
-Four recipes, interleaved seed by seed (the slow baselines for the first seeds only) in one process on the same machine:
+Four recipes, interleaved seed by seed in one process on the same machine, the slow baselines for
+the first seeds only:
 
     book-fast   the book's ConvNet, one epoch, tuned to pass 99 % early
     book        the book's ConvNet, for accuracy
