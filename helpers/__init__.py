@@ -2,7 +2,7 @@
 
     chapter            module          what it holds
     01_environment     environment     device choice, seeds, determinism, versions
-    02_tensors         tensors         strides and views, broadcasting step by step, drawn
+    02_tensors         tensors         strides and views, broadcasting, timing one call
     04_models          models          plain modules that later chapters transform from outside
     05_data            data            MNIST from three places, batches that resume
                        augmentation    rotations and shifts for a whole batch at once
@@ -15,6 +15,7 @@
 
 Shared by all chapters: exercises (instant checks), figures (sliders and plots),
 ledger (claims and what was measured), records (measurements with provenance).
+pictures/ holds what a chapter draws, under the chapter's name: no lesson is in there.
 
 Importing `helpers` imports nothing else; import the module that you need.
 """

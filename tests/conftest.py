@@ -3,6 +3,7 @@
 import os
 import random
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -15,6 +16,13 @@ def seeded():
     torch.manual_seed(0)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def ax():
+    figure, ax = plt.subplots()
+    yield ax
+    plt.close(figure)
 
 
 def pytest_collection_modifyitems(config, items):

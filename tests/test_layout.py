@@ -11,7 +11,8 @@ import pytest
 import helpers
 
 ROOT = Path(helpers.__file__).parents[1]
-MODULES = sorted(p for p in (ROOT / "helpers").rglob("*.py") if p.name != "__init__.py")
+MODULES = sorted(p for p in (ROOT / "helpers").glob("*.py") if p.name != "__init__.py")
+PICTURES = sorted((ROOT / "helpers" / "pictures").glob("[!_]*.py"))
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 SHARED = {"exercises", "figures", "ledger", "records"}
 TABLE = re.findall(r"^ {4}(?:(\d\d_\w+))? +(\w+) {2,}\S", helpers.__doc__, re.MULTILINE)
@@ -46,6 +47,13 @@ def test_every_module_names_its_chapter_and_has_tests(path):
     assert (ROOT / "tests" / f"test_{path.stem}.py").exists()
 
 
+@pytest.mark.parametrize("path", PICTURES, ids=ids(PICTURES))
+def test_every_picture_names_its_chapter_and_has_tests(path):
+    chapter = next(c for c, m in TABLE if m == path.stem and c)
+    assert path.read_text().startswith(f'"""Chapter {chapter[:2]}, drawn: ')
+    assert (ROOT / "tests" / "pictures" / f"test_{path.stem}.py").exists()
+
+
 def test_benchmarks_and_records_have_a_chapter_module():
     stems = {p.stem for p in (ROOT / "benchmarks").glob("*.py")} - {"measure"}
     assert stems <= {p.stem for p in MODULES}
@@ -54,17 +62,18 @@ def test_benchmarks_and_records_have_a_chapter_module():
 
 
 def test_size_budgets():
-    lines = {p.name: len(p.read_text().splitlines()) for p in MODULES}
-    assert sum(lines.values()) <= 2800
-    assert not {name: n for name, n in lines.items() if n > 170}
-    for path in MODULES:
+    lines = {p: len(p.read_text().splitlines()) for p in [*MODULES, *PICTURES]}
+    assert sum(lines[p] for p in MODULES) <= 2800
+    assert not {p.name: n for p, n in lines.items() if n > 170}
+    for path in lines:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef):
                 assert node.end_lineno - node.lineno < 40, f"{path.name}: {node.name}"
 
 
 def public(path):
-    module = importlib.import_module(f"helpers.{path.stem}")
+    name = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+    module = importlib.import_module(name)
     for name, value in vars(module).items():
         ours = getattr(value, "__module__", None) == module.__name__
         if (
@@ -75,7 +84,7 @@ def public(path):
             yield name, value
 
 
-@pytest.mark.parametrize("path", MODULES, ids=ids(MODULES))
+@pytest.mark.parametrize("path", MODULES + PICTURES, ids=ids(MODULES + PICTURES))
 def test_public_names_are_documented_and_typed(path):
     for name, value in public(path):
         assert inspect.getdoc(value), name
@@ -96,7 +105,7 @@ def raised(path):
                     yield node.lineno, texts
 
 
-@pytest.mark.parametrize("path", MODULES, ids=ids(MODULES))
+@pytest.mark.parametrize("path", MODULES + PICTURES, ids=ids(MODULES + PICTURES))
 def test_every_error_is_provoked_by_a_test(path):
     """Some words of each message must stand in a `match=` or in another string of a test."""
     tests = " ".join(p.read_text() for p in (ROOT / "tests").rglob("test_*.py"))
@@ -109,7 +118,12 @@ def test_every_error_is_provoked_by_a_test(path):
 
 
 def test_no_silent_except():
-    for path in [*MODULES, *(ROOT / "benchmarks").glob("*.py"), *(ROOT / "book").rglob("*.py")]:
+    for path in [
+        *MODULES,
+        *PICTURES,
+        *(ROOT / "benchmarks").glob("*.py"),
+        *(ROOT / "book").rglob("*.py"),
+    ]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ExceptHandler):
                 bare = node.type is None

@@ -21,7 +21,8 @@ if importlib.util.find_spec("helpers") is None:
         subprocess.run(["git", "clone", "--quiet", "--depth", "1", repository, clone], check=True)
     project = tomllib.loads((clone / "pyproject.toml").read_text())["project"]
     missing = []
-    for requirement in project["dependencies"]:
+    extra = project.get("optional-dependencies", {}).get("@CHAPTER@", [])
+    for requirement in project["dependencies"] + extra:
         try:
             importlib.metadata.version(re.match(r"[\w.-]+", requirement)[0])
         except importlib.metadata.PackageNotFoundError:

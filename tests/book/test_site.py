@@ -202,7 +202,7 @@ def test_myst_syntax_becomes_plain_markdown():
 
 
 def test_a_single_language_notebook_is_clean(sample):
-    notebook = notebooks.single_language(sample, "en", GITHUB, {})
+    notebook = notebooks.single_language(sample, "en", GITHUB, {}, "sample")
     text = json.dumps(notebook, ensure_ascii=False)
     assert notebook["cells"][0]["id"] == "bootstrap"
     assert GITHUB.url in text
@@ -218,7 +218,7 @@ def outputs(notebook: dict) -> list[dict]:
 
 def run_bootstrap(folder: Path, **env: str) -> subprocess.CompletedProcess:
     """The first cell of a downloaded notebook, then an import, where `helpers` is not installed."""
-    cell = "".join(notebooks.bootstrap_cell("")["source"])
+    cell = "".join(notebooks.bootstrap_cell("", "sample")["source"])
     # -S and -I keep the editable install out; torch and the rest come from site-packages
     packages = next(p for p in sys.path if p.endswith("site-packages"))
     hide = (
@@ -265,7 +265,7 @@ def test_the_bootstrap_says_what_to_set(tmp_path):
 
 def test_the_bootstrap_does_nothing_where_helpers_are(tmp_path):
     (tmp_path / "helpers.py").write_text("")
-    cell = "".join(notebooks.bootstrap_cell("")["source"])
+    cell = "".join(notebooks.bootstrap_cell("", "sample")["source"])
     done = subprocess.run([sys.executable, "-c", cell], cwd=tmp_path, capture_output=True)
     assert done.returncode == 0
     assert sorted(p.name for p in tmp_path.iterdir()) == ["helpers.py"]
@@ -290,7 +290,10 @@ def test_the_bootstrap_installs_only_what_is_missing(tmp_path):
     clone = tmp_path / "pytorch-book"
     (clone / "helpers").mkdir(parents=True)
     (clone / "helpers" / "__init__.py").touch()
-    project = '[project]\ndependencies = ["torch>=2.11", "missing-one>=1"]\n'
+    project = """[project]
+dependencies = ["torch>=2.11"]
+optional-dependencies = {sample = ["missing-one>=1"], another = ["missing-two>=1"]}
+"""
     (clone / "pyproject.toml").write_text(project)
     target = tmp_path / "installed"
     pip = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_TARGET": str(target)}

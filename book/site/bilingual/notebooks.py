@@ -26,9 +26,10 @@ def plain_markdown(text: str, titles: dict[str, str]) -> str:
     return ROLE.sub(lambda match: titles.get(match[1].split("/")[-1], match[1]), text)
 
 
-def bootstrap_cell(url: str) -> dict:
+def bootstrap_cell(url: str, chapter: str) -> dict:
     """The first cell: it makes `helpers` importable, or says what to set."""
     source = BOOTSTRAP.read_text(encoding="utf-8").replace("@REPOSITORY@", url)
+    source = source.replace("@CHAPTER@", chapter)
     return {
         "cell_type": "code",
         "id": "bootstrap",
@@ -40,7 +41,7 @@ def bootstrap_cell(url: str) -> dict:
 
 
 def single_language(
-    notebook: dict, tag: str, repository: Repository | None, titles: dict[str, str]
+    notebook: dict, tag: str, repository: Repository | None, titles: dict[str, str], chapter: str
 ) -> dict:
     """The notebook in one language, without MyST syntax and build metadata."""
     notebook = filter_notebook(notebook, tag)
@@ -53,7 +54,7 @@ def single_language(
         if cell["cell_type"] == "markdown":
             text = plain_markdown("".join(cell["source"]), titles)
             cell["source"] = text.splitlines(keepends=True)
-    notebook["cells"].insert(0, bootstrap_cell(repository.url if repository else ""))
+    notebook["cells"].insert(0, bootstrap_cell(repository.url if repository else "", chapter))
     return notebook
 
 
@@ -74,7 +75,10 @@ def write_all(app, exception) -> None:
     for docname in sorted(app.env.found_docs):
         source = Path(app.env.doc2path(docname))
         if source.suffix == ".ipynb":
-            notebook = single_language(read_notebook(source), of(app).tag, repository, titles)
+            chapter = source.stem[3:]
+            notebook = single_language(
+                read_notebook(source), of(app).tag, repository, titles, chapter
+            )
             target = Path(app.outdir) / f"{docname}.ipynb"
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(json.dumps(notebook, ensure_ascii=False, indent=1) + "\n", "utf-8")
