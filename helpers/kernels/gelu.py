@@ -1,0 +1,138 @@
+"""Chapter 13: bias and GELU in one kernel (Hendrycks & Gimpel 2016, arxiv.org/abs/1606.08415).
+
+    z = x + b       y = z F(z)      dx = dy (F(z) + z F'(z))      db = sum over rows of dx
+
+F is the normal distribution (exact), or sigmoid(2u) with u = sqrt(2/pi) (z + 0.044715 z^3), which
+equals the usual (1 + tanh u) / 2 and does not cancel. Apart, the bias and GELU would read and write
+the activations twice; together once.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from helpers.kernels.launch import accumulator, as_rows, launch, operator, programs, require
+
+# R = rows, D = columns, P = row chunks of the backward kernel; a program holds a tile [ROWS, BLOCK]
+
+
+@triton.jit
+def _forward_kernel(
+    x_ptr,  # in   [R, D], row stride x_stride
+    b_ptr,  # in   [D]
+    y_ptr,  # out  [R, D]
+    x_stride,
+    R,
+    D,
+    TANH: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    inside = (row < R) & (col < D)
+    z = tl.load(x_ptr + row * x_stride + col, inside, 0.0).to(ACC)
+    z += tl.load(b_ptr + col, col < D, 0.0).to(ACC)
+    if TANH:  # 1.5957… is 2 sqrt(2/pi)
+        y = z * tl.sigmoid(1.5957691216057308 * (z + 0.044715 * z * z * z))
+    else:  # 0.7071… is sqrt(1/2)
+        y = z * 0.5 * (1 + tl.erf(z * 0.7071067811865476))
+    tl.store(y_ptr + row * D + col, y.to(y_ptr.dtype.element_ty), inside)
+
+
+@triton.jit
+def _backward_kernel(
+    x_ptr,  # in   [R, D], row stride x_stride
+    b_ptr,  # in   [D]
+    dy_ptr,  # in   [R, D]
+    dx_ptr,  # out  [R, D]
+    db_ptr,  # out  [P, D], the sum over the rows of each chunk
+    x_stride,
+    R,
+    D,
+    TANH: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    b = tl.load(b_ptr + col, col < D, 0.0).to(ACC)
+    db = tl.zeros([ROWS, BLOCK], ACC)
+    for start in range(tl.program_id(0) * ROWS, R, tl.num_programs(0) * ROWS):
+        row = (start + tl.arange(0, ROWS)[:, None]).to(tl.int64)
+        inside = (row < R) & (col < D)
+        z = tl.load(x_ptr + row * x_stride + col, inside, 0.0).to(ACC) + b
+        dy = tl.load(dy_ptr + row * D + col, inside, 0.0).to(ACC)
+        if TANH:
+            f = tl.sigmoid(1.5957691216057308 * (z + 0.044715 * z * z * z))
+            slope = f + z * f * (1 - f) * 1.5957691216057308 * (1 + 3 * 0.044715 * z * z)
+        else:  # 0.3989… is sqrt(1/(2 pi))
+            slope = 0.5 * (1 + tl.erf(z * 0.7071067811865476)) + z * 0.3989422804014327 * tl.exp(
+                -0.5 * z * z
+            )
+        dx = dy * slope
+        tl.store(dx_ptr + row * D + col, dx.to(dx_ptr.dtype.element_ty), inside)
+        db += dx
+    at = tl.program_id(0) * D + col
+    tl.store(db_ptr + at, tl.sum(db, 0, keep_dims=True), col < D)
+
+
+def _tile(x: Tensor, tanh: bool) -> dict:
+    block = min(triton.next_power_of_2(max(x.shape[1], 1)), 1024)
+    return {
+        "TANH": tanh,
+        "ROWS": max(1, 1024 // block),
+        "BLOCK": block,
+        "ACC": accumulator(x.dtype),
+    }
+
+
+@operator("gelu")
+def _gelu(x: Tensor, b: Tensor, tanh: bool) -> Tensor:
+    (R, D), tile = x.shape, _tile(x, tanh)
+    y = torch.empty((R, D), dtype=x.dtype, device=x.device)
+    grid = (triton.cdiv(R, tile["ROWS"]), triton.cdiv(D, tile["BLOCK"]))
+    launch(_forward_kernel, grid, x, b, y, x.stride(0), R, D, **tile)
+    return y
+
+
+@operator("gelu_backward")
+def _gelu_backward(x: Tensor, b: Tensor, dy: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
+    (R, D), tile = x.shape, _tile(x, tanh)
+    P = programs(triton.cdiv(R, tile["ROWS"]), x.device)
+    dx = torch.empty_like(dy)
+    db = torch.empty((P, D), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+    grid = (P, triton.cdiv(D, tile["BLOCK"]))
+    launch(_backward_kernel, grid, x, b, dy, dx, db, x.stride(0), R, D, **tile)
+    return dx, db.sum(0).to(b.dtype)  # a sum in a fixed order: the same bits every time
+
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:2])
+    ctx.tanh = inputs[2]
+
+
+def _backward(ctx, dy):
+    return *_gelu_backward(*ctx.saved_tensors, dy.contiguous(), ctx.tanh), None
+
+
+_gelu.register_autograd(_backward, setup_context=_save)
+
+
+def gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
+    """Return GELU(x + bias) for x [..., D] and bias [D]; as `F.gelu(x + bias, approximate=…)`.
+
+    approximate: "none" or "tanh". Raises ValueError for another word, or when dtypes, devices or
+    D do not agree.
+    """
+    require(x=x, bias=bias)
+    x2 = as_rows(x)
+    if bias.shape != x2.shape[1:]:
+        raise ValueError(
+            f"bias: expected [D], D the last of {list(x.shape)}, got {list(bias.shape)}"
+        )
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"approximate: expected 'none' or 'tanh', got {approximate!r}")
+    return _gelu(x2, bias.contiguous(), approximate == "tanh").view(x.shape)
