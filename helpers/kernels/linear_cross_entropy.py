@@ -39,17 +39,16 @@ def _kernel(
     hit = tl.zeros([BLOCK], ACC)
     for start in range(0, V, BLOCK):
         x = tl.load(logits_ptr + start + col, start + col < V, -float("inf")).to(ACC)
-        new = tl.maximum(tops, x)
-        scale = tl.where(new == tops, 1.0, tl.exp(tops - new))  # -inf - -inf would be NaN
-        totals = totals * scale + tl.where(new == x, 1.0, tl.exp(x - new))
-        tops = new
+        # One of the two exponentials would be exp(0); the bound keeps -inf - -inf from being NaN.
+        less = tl.exp(tl.minimum(tops, x) - tl.maximum(tl.maximum(tops, x), -1e30))
+        totals = tl.where(x > tops, totals * less + 1, totals + less)
+        tops = tl.maximum(tops, x)
         hit += tl.where(start + col == target, x, 0.0)
     top = tl.max(tops, 0)
     total = tl.sum(totals * tl.exp(tops - top), 0)
     keep = target != ignore
-    loss = tl.where(
-        (target >= 0) & (target < V), top + tl.log(total) - tl.sum(hit, 0), float("nan")
-    )
+    loss = top + tl.log(total) - tl.sum(hit, 0)
+    loss = tl.where((target >= 0) & (target < V), loss, float("nan"))
     tl.store(loss_ptr + row, tl.where(keep, loss, 0.0))
     if GRAD:
         for start in range(0, V, BLOCK):
@@ -63,7 +62,7 @@ def _kernel(
 def _linear_cross_entropy(
     x: Tensor, w: Tensor, target: Tensor, ignore: int, grad_x: bool, grad_w: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    (N, D), V, wide = x.shape, len(w), torch.promote_types(x.dtype, torch.float32)
+    N, V, wide = len(x), len(w), torch.promote_types(x.dtype, torch.float32)
     loss = torch.zeros(N, dtype=wide, device=x.device)
     dx = torch.empty_like(x if grad_x else x[:0])
     dw = torch.zeros_like(w if grad_w else w[:0])
