@@ -66,12 +66,12 @@ def _backward_kernel(
         z = tl.load(x_ptr + row * x_stride + col, inside, 0.0).to(ACC) + b
         dy = tl.load(dy_ptr + row * D + col, inside, 0.0).to(ACC)
         if TANH:
-            f = tl.sigmoid(1.5957691216057308 * (z + 0.044715 * z * z * z))
-            slope = f + z * f * (1 - f) * 1.5957691216057308 * (1 + 3 * 0.044715 * z * z)
+            w = 1.5957691216057308 * (z + 0.044715 * z * z * z)
+            slope = 1.5957691216057308 * (1 + 3 * 0.044715 * z * z)
+            slope = tl.sigmoid(w) + z * tl.sigmoid(w) * tl.sigmoid(-w) * slope
         else:  # 0.3989… is sqrt(1/(2 pi))
-            slope = 0.5 * (1 + tl.erf(z * 0.7071067811865476)) + z * 0.3989422804014327 * tl.exp(
-                -0.5 * z * z
-            )
+            density = 0.3989422804014327 * tl.exp(-0.5 * z * z)
+            slope = 0.5 * (1 + tl.erf(z * 0.7071067811865476)) + z * density
         dx = dy * slope
         tl.store(dx_ptr + row * D + col, dx.to(dx_ptr.dtype.element_ty), inside)
         db += dx

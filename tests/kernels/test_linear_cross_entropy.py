@@ -1,0 +1,106 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from helpers.kernels import linear_cross_entropy as file
+from helpers.kernels.linear_cross_entropy import linear_cross_entropy
+from tests.kernels.numerics import DTYPES, assert_within_budget, composes, gradcheck, randn
+
+
+def pair(target, **options):
+    return (
+        lambda x, w: linear_cross_entropy(x, w, target, **options),
+        lambda x, w: F.cross_entropy((x @ w.T).to(wide(x)), target, **options),
+    )
+
+
+def wide(x):  # the loss is float32 for half precision: eager has to be told
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def inputs(n, d, v, device, dtype=torch.float32):
+    x = randn(n, d, device=device, dtype=dtype)
+    return [x, randn(v, d, device=device, dtype=dtype)], torch.randint(v, (n,), device=device)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (5, 3, 7), (19, 8, 123), (16, 5, 5000), (64, 16, 33)])
+def test_error_budget(device, shape, dtype):
+    many, target = inputs(*shape, device, dtype)
+    assert_within_budget(*pair(target), many)
+
+
+def test_ignored_targets(device):
+    many, target = inputs(20, 4, 9, device)
+    target[::3] = -100
+    assert_within_budget(*pair(target), many)
+    target[::3] = 5
+    assert_within_budget(*pair(target, ignore_index=5), many)
+
+
+def test_all_ignored_gives_nan_and_no_gradient_as_in_eager(device):
+    many, target = inputs(6, 4, 9, device)
+    for function in pair(target.fill_(-100)):
+        loss = function(*many)
+        assert loss.isnan()
+        assert all(g.eq(0).all() for g in torch.autograd.grad(loss, many))
+
+
+def test_a_target_outside_the_vocabulary_gives_nan(device):
+    many, target = inputs(6, 4, 9, device)
+    target[2] = 9
+    assert linear_cross_entropy(*many, target).isnan()
+
+
+def test_large_logits_do_not_overflow(device):
+    many, target = inputs(6, 4, 9, device)
+    many = [t * 1000 for t in many]
+    torch.testing.assert_close(*(f(*many) for f in pair(target)))
+
+
+def test_gradient(device):
+    (x, w), target = inputs(9, 2, 3, device)
+    target[4] = -100
+    gradcheck(lambda x, w: linear_cross_entropy(x, w, target), x, w)
+
+
+def test_only_what_needs_a_gradient_is_computed(device):
+    (x, w), target = inputs(6, 4, 9, device)
+    frozen = linear_cross_entropy(x, w.detach(), target)
+    (gradient,) = torch.autograd.grad(frozen, x)
+    torch.testing.assert_close(gradient, torch.autograd.grad(pair(target)[1](x, w), x)[0])
+    with torch.no_grad():
+        assert linear_cross_entropy(x, w, target) == frozen
+
+
+def test_the_logits_are_never_whole_in_memory(device):
+    """Sizes of everything allocated inside the operator, seen by a dispatch mode."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor):
+                Largest.seen = max(Largest.seen, out.untyped_storage().nbytes())
+            return out
+
+    (x, w), target = inputs(64, 2, 500, device)
+    with Largest():
+        file._linear_cross_entropy._init_fn(x.detach(), w.detach(), target, -100, True, True)
+    assert Largest.seen == 64 // file.CHUNKS * 500 * x.element_size()
+
+
+def test_composes(device):
+    many, target = inputs(8, 4, 9, device)
+    function = lambda x, w: linear_cross_entropy(x, w, target)  # noqa: E731
+    composes(file._linear_cross_entropy, function, (*many, target, -100, True, True), many)
+
+
+def test_errors(device):
+    (x, w), target = inputs(6, 4, 9, device)
+    with pytest.raises(ValueError, match=r"and \[V, D\], got \[6, 4\] and \[9, 3\]"):
+        linear_cross_entropy(x, w[:, :3], target)
+    with pytest.raises(ValueError, match=r"target: expected int64 \[6\] on .*, got torch.int32"):
+        linear_cross_entropy(x, w, target.int())
