@@ -76,7 +76,7 @@ def build(launch: Launch, arch: int) -> triton.compiler.CompiledKernel:
     built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=launch.options)
     if built.metadata.shared > SHARED_LIMIT[arch]:
         raise ValueError(
-            f"{launch.kernel.__name__} {launch.options}: expected at most {SHARED_LIMIT[arch]} bytes "
+            f"{launch.kernel.__name__} {launch.options}: expected at most {SHARED_LIMIT[arch]} B "
             f"of shared memory on sm_{arch}, got {built.metadata.shared}"
         )
     return built
