@@ -12,9 +12,11 @@ import helpers
 
 ROOT = Path(helpers.__file__).parents[1]
 MODULES = sorted(p for p in (ROOT / "helpers").glob("*.py") if p.name != "__init__.py")
+KERNELS = sorted((ROOT / "helpers" / "kernels").glob("[!_]*.py"))
 PICTURES = sorted((ROOT / "helpers" / "pictures").glob("[!_]*.py"))
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 SHARED = {"exercises", "figures", "ledger", "records"}
+ALL = [*MODULES, *KERNELS, *PICTURES]
 TABLE = re.findall(r"^ {4}(?:(\d\d_\w+))? +(\w+) {2,}\S", helpers.__doc__, re.MULTILINE)
 
 
@@ -24,7 +26,7 @@ def ids(paths):
 
 def test_every_module_is_in_the_chapter_table():
     listed = {module for _, module in TABLE} | SHARED
-    assert listed == {p.stem for p in MODULES}
+    assert listed == {p.stem for p in MODULES} | {"kernels"}
 
 
 def test_a_chapter_and_its_module_share_the_name():
@@ -34,7 +36,8 @@ def test_a_chapter_and_its_module_share_the_name():
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=ids(NOTEBOOKS))
 def test_every_notebook_has_its_module(path):
-    assert (ROOT / "helpers" / f"{path.stem[3:]}.py").exists()
+    module = ROOT / "helpers" / path.stem[3:]
+    assert module.with_suffix(".py").exists() or (module / "__init__.py").exists()
 
 
 @pytest.mark.parametrize("path", MODULES, ids=ids(MODULES))
@@ -47,6 +50,13 @@ def test_every_module_names_its_chapter_and_has_tests(path):
     assert (ROOT / "tests" / f"test_{path.stem}.py").exists()
 
 
+@pytest.mark.parametrize("path", KERNELS, ids=ids(KERNELS))
+def test_every_kernel_names_its_chapter_and_has_tests(path):
+    assert path.read_text().startswith('"""Chapter 13: ')
+    shared = {"launch": "softmax", "attention_backward": "attention"}  # tested through these
+    assert (ROOT / "tests" / "kernels" / f"test_{shared.get(path.stem, path.stem)}.py").exists()
+
+
 @pytest.mark.parametrize("path", PICTURES, ids=ids(PICTURES))
 def test_every_picture_names_its_chapter_and_has_tests(path):
     chapter = next(c for c, m in TABLE if m == path.stem and c)
@@ -56,18 +66,19 @@ def test_every_picture_names_its_chapter_and_has_tests(path):
 
 def test_benchmarks_and_records_have_a_chapter_module():
     stems = {p.stem for p in (ROOT / "benchmarks").glob("*.py")} - {"measure"}
-    assert stems <= {p.stem for p in MODULES}
+    assert stems <= {p.stem for p in MODULES} | {"kernels"}
     recorded = {p.name.split(".")[0] for p in (ROOT / "benchmarks" / "records").glob("*.json")}
     assert recorded <= stems
 
 
 def test_size_budgets():
-    lines = {p: len(p.read_text().splitlines()) for p in [*MODULES, *PICTURES]}
+    lines = {p: len(p.read_text().splitlines()) for p in ALL}
     assert sum(lines[p] for p in MODULES) <= 2800
+    assert sum(lines[p] for p in KERNELS) <= 1500
     assert not {p.name: n for p, n in lines.items() if n > 170}
     for path in lines:
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef):
+            if isinstance(node, ast.FunctionDef) and "_kernel" not in node.name:
                 assert node.end_lineno - node.lineno < 40, f"{path.name}: {node.name}"
 
 
@@ -84,7 +95,7 @@ def public(path):
             yield name, value
 
 
-@pytest.mark.parametrize("path", MODULES + PICTURES, ids=ids(MODULES + PICTURES))
+@pytest.mark.parametrize("path", ALL, ids=ids(ALL))
 def test_public_names_are_documented_and_typed(path):
     for name, value in public(path):
         assert inspect.getdoc(value), name
@@ -105,7 +116,7 @@ def raised(path):
                     yield node.lineno, texts
 
 
-@pytest.mark.parametrize("path", MODULES + PICTURES, ids=ids(MODULES + PICTURES))
+@pytest.mark.parametrize("path", ALL, ids=ids(ALL))
 def test_every_error_is_provoked_by_a_test(path):
     """Some words of each message must stand in a `match=` or in another string of a test."""
     tests = " ".join(p.read_text() for p in (ROOT / "tests").rglob("test_*.py"))

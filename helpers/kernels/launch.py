@@ -86,7 +86,7 @@ def require(**tensors: Tensor) -> None:
     for other, tensor in others:
         if (tensor.dtype, tensor.device) != (first.dtype, first.device):
             raise ValueError(
-                f"{other}: expected {first.dtype} on {first.device} like {name}, "
+                f"{other} must match {name}: expected {first.dtype} on {first.device}, "
                 f"got {tensor.dtype} on {tensor.device}"
             )
 

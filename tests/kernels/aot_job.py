@@ -70,7 +70,8 @@ def main(out: str, which: str = "some") -> None:
             }
             key = (launch.kernel, str(constants), str(launch.options), dtype)
             tuned = [known for known in seen if known[0] is launch.kernel and known[3] is dtype]
-            if key in seen or (which != "all" and "BT" in constants and len(tuned) > 1):
+            tiled = "BT" in constants or "BM" in constants
+            if key in seen or (which != "all" and tiled and len(tuned) > 1):
                 continue
             seen.add(key)
             rows += [row(launch, arch, dtype) for arch in aot.SHARED_LIMIT]
@@ -88,12 +89,11 @@ def row(launch: aot.Launch, arch: int, dtype: torch.dtype) -> dict:
         built = aot.build(launch, arch)
     except ValueError as error:
         return result | {"error": str(error)}
+    ptx = built.asm["ptx"]
     return result | {
         "cubin": len(built.asm["cubin"]),
         "shared": built.metadata.shared,
-        "matrix": next(
-            (i for i in ("wgmma", "tcgen05.mma", "mma.sync") if i in built.asm["ptx"]), None
-        ),
+        "matrix": next((i for i in ("wgmma", "tcgen05.mma", "mma.sync") if i in ptx), None),
     }
 
 

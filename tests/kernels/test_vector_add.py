@@ -33,9 +33,11 @@ def test_errors(device):
     x = torch.zeros(3, device=device)
     with pytest.raises(ValueError, match=r"y: expected the shape of x, \[3\], got \[3, 1\]"):
         vector_add(x, x[:, None])
-    with pytest.raises(ValueError, match="y: expected torch.float32 on .* like x, got .*float16"):
+    with pytest.raises(
+        ValueError, match="y must match x: expected torch.float32 on .*, got .*float16"
+    ):
         vector_add(x, x.half())
-    with pytest.raises(ValueError, match="y: expected .* got torch.float32 on meta"):
+    with pytest.raises(ValueError, match="y must match x: .* got torch.float32 on meta"):
         vector_add(x, x.to("meta"))
 
 
