@@ -1,0 +1,269 @@
+"""Chapter 13: each kernel against eager, `torch.compile` and, where it has one, Liger-Kernel.
+
+On a GPU: sizes that matter, and the peers must be installed (liger-kernel). On a CPU the kernels
+are interpreted, so times there mean nothing; tiny sizes prove that the harness works.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from helpers import records, tensors
+from helpers.kernels import INTERPRETED
+from helpers.kernels.attention import attention
+from helpers.kernels.dropout import dropout
+from helpers.kernels.gelu import gelu
+from helpers.kernels.layer_norm import layer_norm
+from helpers.kernels.linear_cross_entropy import linear_cross_entropy
+from helpers.kernels.matmul import matmul
+from helpers.kernels.rms_norm import rms_norm
+from helpers.kernels.softmax import softmax
+from helpers.kernels.vector_add import vector_add
+
+DTYPES = (torch.bfloat16, torch.float32)
+SPEED = ("ours", "eager", "compile", "liger")
+UNITS = {
+    **{"kernel": "name", "pass": "name", "dtype": "name", "shape": "elements"},
+    **dict.fromkeys(SPEED, "ms"),
+    **{f"{name}_peak": "B" for name in SPEED},
+    **{"bytes": "B", "flop": "count"},
+}
+ROWS = [(4096, 256), (4096, 1024), (4096, 5000), (8192, 8192), (4096, 32768)]
+LENGTHS = [2**16, 2**20, 2**24, 2**26, 2**28]
+SQUARES = [(n, n, n) for n in (512, 1024, 2048, 4096, 8192)]
+TOKENS = [(4096, 2048, 32_000), (8192, 2048, 32_000), (8192, 4096, 32_000)]
+TOKENS += [(8192, 2048, 128_256), (16_384, 4096, 128_256)]
+SEQUENCES = [(16, 32, 512, 64), (8, 32, 1024, 128), (4, 32, 2048, 128), (2, 32, 4096, 128)]
+SEQUENCES += [(1, 32, 16_384, 128), (4, 32, 4096, 64)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operation at given shapes: who computes it, and the least that must be moved and done.
+
+    passes: "forward" or "backward" -> (elements read and written at least, FLOPs).
+    """
+
+    kernel: str
+    inputs: Callable[..., list[Tensor]]
+    ours: Callable
+    eager: Callable
+    liger: Callable | None
+    shapes: list[tuple[int, ...]]
+    passes: Callable[..., dict[str, tuple[int, int]]]
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # the best backend is PyTorch's own choice
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def _logits_loss(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy((x @ w.T).float(), target)
+
+
+def _liger() -> dict[str, Callable]:
+    """Import the peers. Raises ModuleNotFoundError without liger-kernel: a record needs them."""
+    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
+    from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+    from liger_kernel.ops.softmax import LigerSoftmaxFunction
+
+    return {
+        "softmax": LigerSoftmaxFunction.apply,
+        # out of place: in place it would overwrite the gradient that the next run needs
+        "rms_norm": lambda x, w: LigerRMSNormFunction.apply(x, w, 1e-6, 0.0, "llama", False),
+        "layer_norm": lambda x, w, b: LigerLayerNormFunction.apply(x, w, b, 1e-5),
+        "linear_cross_entropy": lambda x, w, t: LigerFusedLinearCrossEntropyFunction.apply(x, w, t)[
+            0
+        ],
+    }
+
+
+def cases(liger: dict[str, Callable]) -> list[Case]:
+    """Return all operations at the sizes of a GPU."""
+
+    def make(name: str, inputs, ours, eager, shapes, passes) -> Case:
+        return Case(name, inputs, ours, eager, liger.get(name), shapes, passes)
+
+    def rows(forward: int, backward: int):
+        return lambda r, d: {"forward": (forward * r * d, 0), "backward": (backward * r * d, 0)}
+
+    def randn(*shape: int, **where: Any) -> Tensor:
+        return torch.randn(shape, **where)
+
+    def row_inputs(vectors: int):
+        return lambda r, d, **k: [randn(r, d, **k), *(randn(d, **k) for _ in range(vectors))]
+
+    def tokens(n: int, d: int, v: int, **k: Any) -> list[Tensor]:
+        return [
+            randn(n, d, **k),
+            randn(v, d, **k) / d**0.5,
+            torch.randint(v, (n,), device=k["device"]),
+        ]
+
+    def product(m: int, n: int, k: int) -> dict[str, tuple[int, int]]:
+        return {"forward": (m * k + k * n + m * n, 2 * m * n * k)}
+
+    def causal(b: int, h: int, t: int, d: int) -> dict[str, tuple[int, int]]:
+        flop, size = 2 * b * h * t * t * d, b * h * t * d  # half of 4 b h t^2 d: the causal half
+        return {"forward": (4 * size, flop), "backward": (8 * size, 5 * flop // 2)}
+
+    norm_rms = lambda x, w: F.rms_norm(x, x.shape[-1:], w, 1e-6)  # noqa: E731
+    norm_layer = lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b)  # noqa: E731
+    loss = lambda n, d, v: {"both": (2 * (n * d + v * d), 6 * n * d * v)}  # noqa: E731
+    one = lambda n: {"forward": (3 * n, 0)}  # noqa: E731
+    two = lambda n: {"forward": (2 * n, 0), "backward": (2 * n, 0)}  # noqa: E731
+    single = [(n,) for n in LENGTHS]
+    vectors = lambda n, **k: [randn(n, **k), randn(n, **k)]  # noqa: E731
+    return [
+        make("vector_add", vectors, vector_add, torch.add, single, one),
+        make("softmax", row_inputs(0), softmax, partial(torch.softmax, dim=-1), ROWS, rows(2, 3)),
+        make("rms_norm", row_inputs(1), rms_norm, norm_rms, ROWS, rows(2, 3)),
+        make("layer_norm", row_inputs(2), layer_norm, norm_layer, ROWS, rows(2, 3)),
+        make("gelu", row_inputs(1), gelu, lambda x, b: F.gelu(x + b), ROWS, rows(2, 3)),
+        make(
+            "dropout",
+            lambda n, **k: [randn(n, **k)],
+            lambda x: dropout(x, 0.1, 0),
+            lambda x: F.dropout(x, 0.1),
+            single,
+            two,
+        ),
+        make(
+            "matmul",
+            lambda m, n, k, **w: [randn(m, k, **w), randn(k, n, **w)],
+            matmul,
+            torch.matmul,
+            SQUARES,
+            product,
+        ),
+        make("linear_cross_entropy", tokens, linear_cross_entropy, _logits_loss, TOKENS, loss),
+        make(
+            "attention",
+            lambda *s, **k: [randn(*s, **k) for _ in range(3)],
+            partial(attention, causal=True),
+            _sdpa,
+            SEQUENCES,
+            causal,
+        ),
+    ]
+
+
+def measure(
+    device: torch.device, found: list[Case] | None = None, repeats: int = 30
+) -> records.Record:
+    """Time every case, its contenders in turn, the L2 cache emptied before each call.
+
+    forward, backward: that pass alone; both: one after the other. *_peak: bytes allocated at most
+    beyond the inputs. bytes: what the pass must read and write at least; flop: what it must
+    compute. The provenance has this run's own ceilings: the copy bandwidth, the matrix rate.
+    """
+    torch.manual_seed(0)
+    found = cases({} if INTERPRETED else _liger()) if found is None else found
+    clock = "time.perf_counter" if device.type == "cpu" else "CUDA events, L2 emptied before each"
+    provenance = records.provenance(device, repeats=repeats, clock=clock)
+    provenance |= {"triton": triton.__version__, "interpreted": INTERPRETED, **_ceilings(device)}
+    rows = []
+    for case in found:
+        for dtype in DTYPES:
+            for shape in case.shapes:
+                torch.compiler.reset()
+                rows += _rows(case, shape, dtype, device, repeats)
+    return records.Record("kernels", provenance, UNITS, rows)
+
+
+def _ceilings(device: torch.device, size: int = 2**29) -> dict[str, float]:
+    """Bandwidth of a copy (bytes read and written) and rate of a bfloat16 product, of this run."""
+    if device.type == "cpu":
+        size = 2**20
+    x = torch.empty(size, dtype=torch.bfloat16, device=device)
+    n = 8192 if device.type == "cuda" else 128
+    a = torch.randn(n, n, dtype=torch.bfloat16, device=device)
+    y = torch.empty_like(x)
+    copy = _interleaved({"copy": lambda: y.copy_(x)}, device, 10)["copy"][1]
+    product = _interleaved({"mm": lambda: a @ a}, device, 10)["mm"][1]
+    return {
+        "copy_gb_per_s": float(f"{2 * x.nbytes / copy / 1e6:.4g}"),
+        "matmul_tflop_per_s": float(f"{2 * n**3 / product / 1e9:.4g}"),
+    }
+
+
+def _rows(case: Case, shape: tuple, dtype: torch.dtype, device: torch.device, repeats: int) -> list:
+    inputs = case.inputs(*shape, dtype=dtype, device=device)
+    for t in inputs:
+        t.requires_grad_(t.is_floating_point())
+    contenders = {"ours": case.ours, "eager": case.eager, "compile": torch.compile(case.eager)}
+    if case.liger:
+        contenders["liger"] = case.liger
+    rows = []
+    for name, (elements, flop) in case.passes(*shape).items():
+        calls = {who: _pass(name, function, inputs) for who, function in contenders.items()}
+        times, peaks = _interleaved(calls, device, repeats), _peaks(calls, device)
+        row = {"kernel": case.kernel, "pass": name, "dtype": str(dtype).removeprefix("torch.")}
+        row |= {"shape": "x".join(map(str, shape))}
+        row |= {who: times.get(who) for who in SPEED}
+        row |= {f"{who}_peak": peaks.get(who) for who in SPEED}
+        rows.append(row | {"bytes": elements * dtype.itemsize, "flop": flop})
+    return rows
+
+
+def _pass(name: str, function: Callable, inputs: list[Tensor]) -> Callable[[], Any]:
+    floats = [t for t in inputs if t.requires_grad]
+    if name == "forward":
+        fixed = [t.detach() for t in inputs]
+        return lambda: function(*fixed)
+    if name == "both":
+        return lambda: torch.autograd.grad(function(*inputs), floats)
+    y = function(*inputs)
+    upstream = torch.randn_like(y)
+    return lambda: torch.autograd.grad(y, floats, upstream, retain_graph=True)
+
+
+def _peaks(calls: dict[str, Callable], device: torch.device) -> dict[str, int | None]:
+    if device.type != "cuda":
+        return dict.fromkeys(calls)
+    peaks = {}
+    for who, call in calls.items():
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        peaks[who] = torch.cuda.max_memory_allocated() - before
+    return peaks
+
+
+def _interleaved(
+    calls: dict[str, Callable], device: torch.device, repeats: int
+) -> dict[str, list[float]]:
+    """Return [p20, p50, p80] in ms for each call, one reading of each in turn."""
+    for call in calls.values():  # compile, tune, warm up
+        for _ in range(3):
+            call()
+    if device.type == "cpu":
+        readings = {
+            who: tensors.time_ms(call, device, max(repeats, 3)) for who, call in calls.items()
+        }
+        return readings
+    flush = torch.empty(
+        256 * 2**20, dtype=torch.int8, device=device
+    )  # four times the L2 of an H200
+    events: dict[str, list] = {who: [] for who in calls}
+    for _ in range(repeats):
+        for who, call in calls.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            flush.zero_()  # also keeps the GPU busy while the next call is being launched
+            start.record()
+            call()
+            end.record()
+            events[who].append((start, end))
+    torch.cuda.synchronize()
+    return {
+        who: records.quantiles([start.elapsed_time(end) for start, end in pairs])
+        for who, pairs in events.items()
+    }

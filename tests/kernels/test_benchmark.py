@@ -1,0 +1,73 @@
+"""The harness of the kernel benchmark, at sizes that a CPU interprets in seconds."""
+
+import dataclasses
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers import records
+
+SMALL = {
+    **{"vector_add": (64,), "dropout": (64,), "softmax": (2, 16), "rms_norm": (2, 16)},
+    **{"layer_norm": (2, 16), "gelu": (2, 16), "matmul": (16, 16, 16)},
+    **{"linear_cross_entropy": (8, 4, 32), "attention": (1, 1, 16, 16)},
+}
+
+
+@pytest.fixture
+def benchmark():
+    path = Path(records.FOLDER).parent / "kernels.py"
+    spec = importlib.util.spec_from_file_location("benchmark_of_kernels", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def small(benchmark, device, names):
+    found = [
+        dataclasses.replace(case, shapes=[SMALL[case.kernel]])
+        for case in benchmark.cases({})
+        if case.kernel in names
+    ]
+    return benchmark.measure(torch.device(device), found, repeats=3)
+
+
+def test_there_are_five_sizes_and_two_dtypes_for_each_kernel(benchmark):
+    found = benchmark.cases({})
+    assert {case.kernel for case in found} == set(SMALL)
+    assert all(len(case.shapes) >= 5 for case in found)
+    assert len(benchmark.DTYPES) >= 2
+
+
+def test_contenders_agree(benchmark):
+    for case in benchmark.cases({}):
+        if (
+            case.kernel == "dropout"
+        ):  # other random numbers; test_dropout.py compares the statistics
+            continue
+        inputs = case.inputs(*SMALL[case.kernel], dtype=torch.float32, device=torch.device("cpu"))
+        torch.testing.assert_close(case.ours(*inputs), case.eager(*inputs), msg=case.kernel)
+
+
+def test_a_record(benchmark, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda f: f)  # seconds for each, and not what is tested
+    monkeypatch.setattr(benchmark, "DTYPES", (torch.float32,))
+    record = small(benchmark, "cpu", {"softmax", "matmul", "linear_cross_entropy"})
+    passes = [(row["kernel"], row["pass"]) for row in record.rows]
+    assert passes == [
+        *[("softmax", "forward"), ("softmax", "backward")],
+        *[("matmul", "forward"), ("linear_cross_entropy", "both")],
+    ]
+    first = record.rows[0]
+    assert first["bytes"] == 2 * 2 * 16 * 4 and first["shape"] == "2x16"
+    assert first["ours"][1] > 0 and first["liger"] is None and first["ours_peak"] is None
+    assert record.rows[2]["flop"] == 2 * 16**3
+    assert record.provenance["copy_gb_per_s"] > 0 and record.provenance["interpreted"]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_peers_and_memory_are_measured(benchmark):
+    record = small(benchmark, "cuda", {"softmax", "linear_cross_entropy"})
+    assert all(row["ours_peak"] > 0 and row["compile"][1] > 0 for row in record.rows)
