@@ -112,11 +112,12 @@ def device_name(device: torch.device) -> str:
 
 
 def _driver() -> str | None:
-    """Return NVIDIA's driver version, or None where there is no `nvidia-smi`."""
+    """Return NVIDIA's driver version, or None where `nvidia-smi` is missing or finds no driver."""
     if shutil.which("nvidia-smi") is None:
         return None
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
+    done = subprocess.run(query, capture_output=True, text=True)
+    return done.stdout.split()[0] if done.returncode == 0 else None
 
 
 def versions(device: torch.device) -> dict[str, str]:
