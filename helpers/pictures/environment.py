@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from IPython.display import HTML
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
 
@@ -27,8 +28,6 @@ RUN = {"dispatcher", "kernels", "cuBLAS\ncuDNN NCCL", "NVIDIA\ncuda"}
 # a line of a training script on an NVIDIA GPU -> the boxes that do its work
 LINES = {
     "for x, y in loader:": {"data", "tensor"},
-    "x = x.to('cuda')": {"tensor", *RUN} - {"cuBLAS\ncuDNN NCCL"},
-    "model = resnet18()": {"vision\ntorchvision", "nn", "tensor"},
     "loss = loss_fn(model(x), y)": {"vision\ntorchvision", "nn", "tensor", "autograd", *RUN},
     "loss.backward()": {"tensor", "autograd", *RUN},
     "optimizer.step()": {"optim", "tensor", "dispatcher", "kernels", "NVIDIA\ncuda"},
@@ -100,6 +99,13 @@ def draw_wheels(ax: Axes, driver: str, releases: Mapping[str, Sequence[str]]) ->
     title = f"driver {driver}: nvidia-smi shows CUDA {shown}"
     ax.text(0.75 * len(columns), len(releases) + 0.35, title, ha="center", va="center", size=12)
     _frame(ax, (-1.7, 1.5 * len(columns) + 0.1), (-0.6, len(releases) + 0.7))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> HTML:
+    """Return a table with one line for each of `rows`; cells may hold links."""
+    lines = ["".join(f"<th>{cell}</th>" for cell in head)]
+    lines += ["".join(f"<td>{cell}</td>" for cell in row) for row in rows]
+    return HTML("<table>" + "".join(f"<tr>{line}</tr>\n" for line in lines) + "</table>")
 
 
 def _box(ax: Axes, at: tuple, width: float, text: str, face: str, color: str, edge="none") -> None:

@@ -48,3 +48,9 @@ def test_the_wheels_say_what_runs(ax, driver):
     assert found.count("runs") + found.count("too new") == len(wheels)
     shown = environment.newest_cuda(driver)
     assert any(re.match(f"driver {driver}: .*CUDA {shown or '11.x or older'}", t) for t in found)
+
+
+def test_a_table_has_its_head_and_rows():
+    html = pictures.table(("a", "b"), [(1, '<a href="x">y</a>'), (2, "")]).data
+    assert html.count("<tr>") == 3 and html.count("<th>") == 2 and html.count("<td>") == 4
+    assert '<td><a href="x">y</a></td>' in html
