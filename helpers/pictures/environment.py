@@ -58,7 +58,7 @@ def draw_chain(ax: Axes, megabytes: Mapping[str, float]) -> None:
     rows = [
         ("hardware", "processor", "NVIDIA GPU", False),
         ("driver", "operating system", "NVIDIA driver (libcuda)", False),
-        ("runtime", "OpenMP", "CUDA runtime, NVRTC", True),
+        ("runtime", "OpenMP", "CUDA runtime", True),
         ("math libraries", "MKL or OpenBLAS, oneDNN", "cuBLAS, cuDNN, NCCL, Triton", True),
         ("Python package", "torch", "torch", True),
     ]
@@ -93,19 +93,22 @@ def draw_wheels(ax: Axes, driver: str, releases: Mapping[str, Sequence[str]]) ->
                 fine = runs(driver, cuda)
                 face, color, text = (MINT, GREEN, "runs") if fine else (PEACH, ORANGE, "too new")
                 _box(ax, (1.5 * k, row), 1.5, text, face, color, color)
+    ax.text(-0.2, len(releases) - 0.35, "wheel for CUDA", ha="right", va="center", color=GRAY)
     for k, cuda in enumerate(columns):
-        ax.text(1.5 * k + 0.75, len(releases) - 0.35, f"CUDA {cuda}", ha="center", va="center")
+        ax.text(1.5 * k + 0.75, len(releases) - 0.35, cuda, ha="center", va="center")
     shown = newest_cuda(driver) or "11.x or older"
     title = f"driver {driver}: nvidia-smi shows CUDA {shown}"
     ax.text(0.75 * len(columns), len(releases) + 0.35, title, ha="center", va="center", size=12)
-    _frame(ax, (-1.7, 1.5 * len(columns) + 0.1), (-0.6, len(releases) + 0.7))
+    _frame(ax, (-2.8, 1.5 * len(columns) + 0.1), (-0.6, len(releases) + 0.7))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> HTML:
     """Return a table with one line for each of `rows`; cells may hold links."""
     lines = ["".join(f"<th>{cell}</th>" for cell in head)]
     lines += ["".join(f"<td>{cell}</td>" for cell in row) for row in rows]
-    return HTML("<table>" + "".join(f"<tr>{line}</tr>\n" for line in lines) + "</table>")
+    return HTML(
+        '<table class="table">' + "".join(f"<tr>{line}</tr>\n" for line in lines) + "</table>"
+    )
 
 
 def _box(ax: Axes, at: tuple, width: float, text: str, face: str, color: str, edge="none") -> None:
