@@ -52,9 +52,8 @@ def pick_device(name: str | None = None) -> torch.device:
 def seed_everything(seed: int, *, deterministic: bool = True) -> torch.Generator:
     """Seed Python, NumPy and PyTorch on all devices; return a generator for a `DataLoader`.
 
-    deterministic: also refuse operations that have no deterministic implementation
-        (https://docs.pytorch.org/docs/stable/notes/randomness.html). cuBLAS needs its workspace
-        fixed before the first CUDA call, hence the RuntimeError when that moment has passed.
+    deterministic: also refuse what has no deterministic implementation (PyTorch's note on
+        reproducibility). RuntimeError when CUDA has started without cuBLAS's workspace fixed.
     """
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed must be in [0, 2**32), the range NumPy accepts; got {seed}")
@@ -105,8 +104,7 @@ def device_name(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     if device.type != "cpu":
         return f"{platform.machine()} {device.type}"
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []  # not Linux
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if platform.system() == "Linux" else []
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return (models or [platform.processor()])[0] or platform.machine()
 

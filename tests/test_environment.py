@@ -2,7 +2,6 @@ import os
 import random
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -124,7 +123,7 @@ def test_versions_name_chip_and_torch():
 
 
 def test_device_name_without_proc(monkeypatch):
-    monkeypatch.setattr(Path, "exists", lambda _: False)
+    monkeypatch.setattr(environment.platform, "system", lambda: "Darwin")
     assert environment.device_name(torch.device("cpu"))
 
 
