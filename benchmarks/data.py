@@ -4,7 +4,7 @@ Three kinds of samples, in batches of 16:
 
     light    a tensor that lies in memory, turned into float32
     heavy    a 256 x 256 JPEG in memory: decode, random crop and resize, flip, color jitter
-    remote   4 ms of waiting, as for a disk or a network, with the core idle
+    remote   3 ms of waiting, as for a disk or a network, with the core idle
 
 For each kind and 0 to 8 workers: images per second of the loader alone; the stall, the share of
 the time that a step waits for its batch, measured and predicted by `loading.period`; the first
@@ -20,6 +20,7 @@ import io
 import os
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -35,7 +36,7 @@ from torchvision.transforms.v2.functional import to_pil_image
 from helpers import loading, records, tensors
 
 WORKERS = (0, 1, 2, 4, 8)
-BATCH, REPEATS = 16, 5
+BATCH, REPEATS = 16, 4
 STEP = 0.010  # seconds
 COPY_BATCH = (128, 3, 224, 224)  # 77 MB of float32
 
@@ -69,13 +70,13 @@ def kinds(n: int) -> dict[str, loading.Items]:
     return {
         "light": loading.Items([small] * n, to_float),
         "heavy": loading.Items([photo()] * n, v2.Compose(heavy)),
-        "remote": loading.Items([0.004] * n, loading.nap),
+        "remote": loading.Items([0.003] * n, loading.nap),
     }
 
 
 def batches(workers: int) -> int:
-    """How many batches an epoch has: enough after those that fill the queues."""
-    return 16 + 16 * workers
+    """How many batches an epoch has: the queues need half of them to settle."""
+    return 16 + 20 * workers
 
 
 def part(dataset: loading.Items, n: int) -> loading.Items:
@@ -118,13 +119,13 @@ def median(values: Iterable[float]) -> float:
 def steady(
     dataset: loading.Items, workers: int, step: Callable[[Any], object]
 ) -> tuple[float, float, float]:
-    """Return (seconds a batch, stall, seconds waited for one), the filling of queues left out."""
-    skip = max(1, 2 * workers)
+    """Return (seconds a batch, stall, seconds waited for one), in the second half."""
     marks: list[float] = []
     loader = DataLoader(dataset, BATCH, num_workers=workers)
     waits, _ = loading.timed(loader, lambda b: (step(b), marks.append(time.perf_counter())))
-    seconds, n = marks[-1] - marks[skip - 1], len(marks) - skip
-    return seconds / n, sum(waits[skip:]) / seconds, median(waits[skip:])
+    skip = len(marks) // 2
+    seconds = marks[-1] - marks[skip - 1]
+    return seconds / (len(marks) - skip), sum(waits[skip:]) / seconds, median(waits[skip:])
 
 
 def second_epoch(dataset: loading.Items, workers: int, *, kept: bool) -> float:
@@ -235,6 +236,7 @@ COPY_UNITS = {"step": "ms", "copy": "ms", "compute": "ms", "overlap": "fraction"
 
 
 def measure(device: torch.device) -> records.Record:
+    warnings.filterwarnings("ignore", "This DataLoader will create")  # more than cores: the point
     torch.set_num_threads(1)  # as in a worker: the prediction starts from one process's time
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     clock = f"perf_counter, steady part of an epoch, batch {BATCH}, step {STEP * 1e3:g} ms"
