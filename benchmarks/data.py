@@ -7,7 +7,7 @@ Three kinds of samples, in batches of 16:
     remote   3 ms of waiting, as for a disk or a network, with the core idle
 
 For each kind and 0 to 8 workers: images per second of the loader alone; the stall, the share of
-the time that a step waits for its batch, measured and predicted by `loading.period`; the first
+the time by which waiting for data slows the steps down, measured and predicted by `loading.period`; the first
 batch of epoch 2 with fresh and with persistent workers. The step keeps no core busy: an
 accelerator's. One kind more, `heavy + cpu`, trains on the CPU: its step takes a core.
 
@@ -85,9 +85,9 @@ def part(dataset: loading.Items, n: int) -> loading.Items:
 
 
 def busy(seconds: float, _batch: Any = None) -> None:
-    """A step on the CPU: real arithmetic on this core until the time is up."""
-    end, x = time.perf_counter() + seconds, torch.ones(64, 64)
-    while time.perf_counter() < end:
+    """A step on the CPU: arithmetic until this thread has had the core for so long."""
+    end, x = time.thread_time() + seconds, torch.ones(64, 64)
+    while time.thread_time() < end:
         x @ x
 
 
@@ -108,7 +108,7 @@ def cost_of(dataset: loading.Items, step: float, step_cpu: float) -> loading.Cos
     in_main = median(inline)
     load = median(steady(part(dataset, n), 1, lambda _: None)[0] for _ in range(REPEATS))
     ready = loading.Items([dataset[0]] * (n * BATCH), copy.copy)  # the same bytes, no work
-    take = median(steady(ready, 1, partial(idle, step))[2] for _ in range(REPEATS))
+    take = median(steady(ready, 1, partial(idle, step))[1] for _ in range(REPEATS))
     return loading.Cost(in_main, load, in_main * (1 - median(cpu)), take, step, step_cpu)
 
 
@@ -118,14 +118,14 @@ def median(values: Iterable[float]) -> float:
 
 def steady(
     dataset: loading.Items, workers: int, step: Callable[[Any], object]
-) -> tuple[float, float, float]:
-    """Return (seconds a batch, stall, seconds waited for one), in the second half."""
+) -> tuple[float, float]:
+    """Return the seconds from batch to batch and those waited for one, in the second half."""
     marks: list[float] = []
     loader = DataLoader(dataset, BATCH, num_workers=workers)
     waits, _ = loading.timed(loader, lambda b: (step(b), marks.append(time.perf_counter())))
     skip = len(marks) // 2
     seconds = marks[-1] - marks[skip - 1]
-    return seconds / (len(marks) - skip), sum(waits[skip:]) / seconds, median(waits[skip:])
+    return seconds / (len(marks) - skip), median(waits[skip:])
 
 
 def second_epoch(dataset: loading.Items, workers: int, *, kept: bool) -> float:
@@ -144,7 +144,8 @@ def row(
     used = part(dataset, batches(workers))
     use = partial(busy if cost.step_cpu else idle, cost.step)
     alone = [BATCH / steady(used, workers, lambda _: None)[0] for _ in range(REPEATS)]
-    stalls = [steady(used, workers, use)[1] for _ in range(REPEATS)]
+    bare = median(loading.timed([None], use)[1] for _ in range(20))  # the step, nothing beside it
+    stalls = [max(0.0, 1 - bare / steady(used, workers, use)[0]) for _ in range(REPEATS)]
     fresh, kept = (
         [second_epoch(dataset, workers, kept=kept) for _ in range(REPEATS)]
         for kept in (False, True)
