@@ -7,9 +7,9 @@ Three kinds of samples, in batches of 16:
     remote   3 ms of waiting, as for a disk or a network, with the core idle
 
 For each kind and 0 to 8 workers: images per second of the loader alone; the stall, the share of
-the time by which waiting for data slows the steps down, measured and predicted by `loading.period`; the first
-batch of epoch 2 with fresh and with persistent workers. The step keeps no core busy: an
-accelerator's. One kind more, `heavy + cpu`, trains on the CPU: its step takes a core.
+time that training loses against steps that never wait, measured and predicted by
+`loading.period`; the first batch of epoch 2 with fresh and with persistent workers. The step is
+an accelerator's and keeps no core busy; in one kind more, `heavy + cpu`, it takes a core.
 
 With a CUDA device, rows "copy: …" time a step on batches that come from pageable memory, from
 pinned memory, with non_blocking, and on a stream of their own (`loading.Prefetcher`).
