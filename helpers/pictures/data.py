@@ -147,7 +147,7 @@ def draw_copies(ax: Axes, way: str) -> None:
             ax.text((start + end) / 2, 4 - lane, b, ha="center", va="center_baseline", size=9)
     names = ["CPU: load, launch", "GPU: copies", "GPU: the step"]
     _time(ax, names, 16, f"batch 3 is done at {spans[-1][3]:g}")
-    ax.set(ylim=(1.4, 4.6))
+    ax.set(ylim=(1.4, 4.6), xlabel="time")
 
 
 def _time(ax: Axes, names: Sequence[str], until: float, title: str) -> None:
