@@ -4,7 +4,8 @@
     01_environment     environment     device choice, seeds, determinism, versions
     02_tensors         tensors         strides and views, broadcasting, timing one call
     04_models          models          plain modules that later chapters transform from outside
-    05_data            data            MNIST from three places, batches that resume
+    05_data            data            MNIST from three places, batches that resume, buckets
+                       loading         datasets for workers, a model of the wait, copies ahead
                        augmentation    rotations and shifts for a whole batch at once
     06_training        training        the Trainer: AMP, accumulation, clipping, DDP, exact resume
                        checkpoint      files that are atomic to write and safe to read

@@ -1,4 +1,4 @@
-"""Chapter 05: MNIST from three places, and batches that resume anywhere."""
+"""Chapter 05: MNIST from three places, batches that resume anywhere, batches of like lengths."""
 
 import hashlib
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Sampler
 from torchvision.datasets import MNIST
 
 # Mean and standard deviation of the 60,000 training images in [0, 1]; a test recomputes them.
@@ -149,3 +150,21 @@ def _generator(seed: int, stream: int, number: int) -> torch.Generator:
     # The CPU generator reads 32 bits of its seed: hash the triple into them.
     mixed = np.random.SeedSequence((seed, stream, number)).generate_state(1)[0]
     return torch.Generator().manual_seed(int(mixed))
+
+
+class Buckets(Sampler[list[int]]):
+    """Batches of similar length: shuffle, sort within pools of `pool` batches, shuffle batches."""
+
+    def __init__(self, lengths: Tensor, size: int, *, pool: int, generator: torch.Generator):
+        self.lengths, self.size, self.pool, self.generator = lengths, size, pool, generator
+
+    def __len__(self) -> int:
+        return -(-len(self.lengths) // self.size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batches = []
+        order = torch.randperm(len(self.lengths), generator=self.generator)
+        for part in order.split(self.size * self.pool) if len(order) else ():
+            batches += part[self.lengths[part].argsort(stable=True)].split(self.size)
+        for i in torch.randperm(len(batches), generator=self.generator):
+            yield batches[i].tolist()

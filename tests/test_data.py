@@ -1,6 +1,7 @@
 import gzip
 import hashlib
 import http.server
+import importlib
 import itertools
 import os
 import shutil
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torchvision.datasets import MNIST
 
-from helpers import data
+from helpers import data, records
 
 FULL = os.environ.get("PYTORCH_BOOK_DATA")
 
@@ -204,3 +205,93 @@ def test_bad_batches():
         next(data.batches(torch.ones(3), torch.ones(4), size=1, seed=0))
     with pytest.raises(ValueError, match="batch size 5 exceeds the 3 samples"):
         next(data.batches(torch.ones(3), size=5, seed=0))
+
+
+def buckets(lengths, size, pool, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return data.Buckets(torch.tensor(lengths), size, pool=pool, generator=generator)
+
+
+@pytest.mark.parametrize("pool", [1, 2, 100])
+@pytest.mark.parametrize("n, size", [(0, 3), (1, 3), (9, 3), (10, 3), (10, 100)])
+def test_buckets_visit_each_sample_once(n, size, pool):
+    sampler = buckets([7 * i % 10 for i in range(n)], size, pool)
+    batches = list(sampler)
+    assert len(batches) == len(sampler) == -(-n // size)
+    assert sorted(i for b in batches for i in b) == [*range(n)]
+    assert all(len(b) <= size for b in batches)
+
+
+def waste(lengths, batches):
+    return sum(max(lengths[i] for i in b) * len(b) for b in batches) - sum(lengths)
+
+
+def test_a_pool_of_everything_is_sorted_and_wastes_least():
+    lengths = torch.randint(1, 100, (64,), generator=torch.Generator().manual_seed(0)).tolist()
+    by_pool = [waste(lengths, buckets(lengths, 8, pool)) for pool in (1, 4, 8)]
+    assert by_pool[0] > by_pool[1] > by_pool[2]
+    order = sorted(lengths)
+    assert by_pool[2] == waste(order, [range(k, k + 8) for k in range(0, 64, 8)])
+
+
+def test_buckets_differ_from_epoch_to_epoch_and_repeat_with_the_seed():
+    sampler = buckets([*range(20)], 4, 2)
+    first, second = list(sampler), list(sampler)
+    assert first != second and first == list(buckets([*range(20)], 4, 2))
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(str(records.FOLDER.parent))
+    module = importlib.import_module("data")
+    monkeypatch.setattr(module, "REPEATS", 3)
+    yield module
+    torch.set_num_threads(os.cpu_count() or 1)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_the_benchmark_runs(benchmark, monkeypatch):
+    monkeypatch.setattr(benchmark, "WORKERS", (0,))
+    monkeypatch.setattr(benchmark, "BATCH", 2)
+    monkeypatch.setattr(benchmark, "STEP", 0.001)
+    monkeypatch.setattr(benchmark, "batches", lambda workers: 4)
+    record = benchmark.measure(torch.device("cpu"))
+    assert record.name == "data" and set(record.units) == set(benchmark.UNITS)
+    assert [r["samples"] for r in record.rows] == ["light", "heavy", "remote", "heavy + cpu"]
+    cost = benchmark.cost_of(benchmark.kinds(8)["remote"], 0.001, 0.0)
+    assert 0.005 < cost.wait <= cost.inline and cost.load > 0.005 and cost.take > 0
+    for r in [*record.rows, benchmark.row("x", benchmark.kinds(8)["light"], 1, cost, 2)]:
+        assert 0 <= r["predicted"] < 1 and 0 <= r["stall"][0] and r["images"][0] > 0
+
+
+def test_the_benchmarks_samples(benchmark):
+    kinds = benchmark.kinds(3)
+    assert kinds["light"][0].shape == (3, 32, 32) and kinds["light"][0].dtype == torch.float32
+    torch.manual_seed(0)
+    first, second = kinds["heavy"][0], kinds["heavy"][0]
+    assert first.shape == (3, 128, 128) and 0 <= first.min() and first.max() <= 1
+    assert not torch.equal(first, second)  # augmented anew each time
+    assert benchmark.photo() == benchmark.photo() != benchmark.photo(1)
+
+
+def test_the_benchmarks_ways_to_copy(benchmark):
+    batches = [[torch.arange(3)], [torch.arange(2)]]
+    got = benchmark.to_device(batches, torch.device("cpu"), non_blocking=True)
+    assert [t[0].tolist() for t in got] == [[0, 1, 2], [0, 1]]
+    rows = benchmark.copies(torch.device("cpu"), shape=(2, 3), n=4)
+    assert [r["samples"][6:] for r in rows][0::3] == ["pageable", "pinned, side stream"]
+    assert all(set(benchmark.COPY_UNITS) < set(r) and 0 <= r["overlap"] <= 1 for r in rows)
+
+
+@pytest.mark.parametrize(
+    "step, hidden", [(3.0, 0.0), (2.0, 1.0), (2.5, 0.5), (9.0, 0.0), (1.0, 1.0)]
+)
+def test_overlap(benchmark, step, hidden):
+    assert benchmark.overlap(step, copy=1.0, compute=2.0) == hidden
+
+
+@pytest.mark.gpu
+def test_the_benchmarks_copies_on_cuda(benchmark):
+    rows = benchmark.copies(torch.device("cuda"))
+    by_way = {r["samples"][6:]: r["overlap"] for r in rows}
+    assert by_way["pinned, side stream"] > by_way["pinned"]
