@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import torch
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
 from matplotlib.patches import Rectangle
 from torch import Tensor, nn
 
@@ -75,21 +74,20 @@ def draw_conv(ax: Axes, kernel: int, stride: int, padding: int, size: int = 7) -
 
 
 def draw_signal(ax: Axes, forward: Sequence[float], backward: Sequence[float]) -> None:
-    """Draw the mean square of activations and of gradients over the layers, on a log scale."""
-    limit = 1e12
-    for values, color, marker, name in [
-        (forward, BLUE, "o", "activations, from left to right"),
-        (backward, ORANGE, "s", "gradients, from right to left"),
+    """Draw powers of ten: the mean square of activations and of gradients over the layers."""
+    powers = [[math.log10(v) if v > 0 else -math.inf for v in vs] for vs in (forward, backward)]
+    for values, color, name in [
+        (powers[0], BLUE, "activations →"),
+        (powers[1], ORANGE, "← gradients"),
     ]:
-        shown = [min(max(v, 1 / limit), limit) if v > 0 else 1 / limit for v in values]
-        ax.semilogy(range(len(values)), shown, color=color, marker=marker, ms=3, label=name)
-    ax.axhspan(0.1, 10, color=GREEN, alpha=0.15, lw=0)
-    exponents = [math.log10(v) if v > 0 else -math.inf for v in (forward[-1], backward[0])]
-    ax.set_title(
-        "last activations 1e{:+.0f}, first gradients 1e{:+.0f}".format(*exponents), size=10
-    )
-    ax.set(xlabel="layer", ylabel="mean square", ylim=(0.3 / limit, 3 * limit))
-    ax.set(xticks=range(0, len(forward), 5), yticks=[1e-12, 1e-6, 1, 1e6, 1e12])
+        shown = [min(max(v, -12.3), 12.3) for v in values]
+        ax.plot(shown, color=color, lw=2, label=name)
+    ax.axhspan(-1, 1, color=GREEN, alpha=0.15, lw=0)
+    ends = (f"1e{round(v):+d}" if math.isfinite(v) else "0" for v in (powers[0][-1], powers[1][0]))
+    ax.set_title("last activations {}, first gradients {}".format(*ends), size=10)
+    ticks = [-12, -6, 0, 6, 12]
+    ax.set_yticks(ticks, [f"1e{tick:+d}" for tick in ticks])
+    ax.set(xlabel="layer", ylabel="mean square", ylim=(-13, 13), xticks=range(0, len(forward), 5))
     ax.legend(frameon=False, loc="upper left", fontsize=8)
 
 
@@ -99,7 +97,14 @@ def _rectangle(ax: Axes, corner: tuple, width: float, height: float, face: str, 
 
 
 def _grid(ax: Axes, corner: tuple[float, float], n: int) -> None:
-    x, y = corner
-    lines = [[(x + k, y), (x + k, y + n)] for k in range(n + 1)]
-    lines += [[(x, y + k), (x + n, y + k)] for k in range(n + 1)]
-    ax.add_collection(LineCollection(lines, colors="#999999", linewidths=0.5))
+    (x, y), path = corner, []
+    for k in range(n + 1):  # one path for all lines: half the bytes of a frame
+        path += [
+            (x + k, y),
+            (x + k, y + n),
+            (math.nan, 0),
+            (x, y + k),
+            (x + n, y + k),
+            (math.nan, 0),
+        ]
+    ax.plot(*zip(*path, strict=True), color="#999999", lw=0.5)
