@@ -28,7 +28,7 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1:] != self.weight.shape[1:]:
-            raise ValueError(f"expected [..., {self.weight.shape[1]}], got {list(x.shape)}")
+            raise ValueError(f"expected the last size {self.weight.shape[1]}, got {list(x.shape)}")
         return x @ self.weight.T + self.bias
 
 
@@ -68,8 +68,7 @@ class Conv2d(nn.Module):
 class BatchNorm(nn.Module):
     """Mean 0 and variance 1 for each channel of [N, C, ...], then scale and shift.
 
-    In training the batch gives both and moves the running ones; in evaluation those serve.
-    nn.BatchNorm1d, 2d and 3d in one; https://arxiv.org/abs/1502.03167
+    In training by the batch, in evaluation by running means; https://arxiv.org/abs/1502.03167
     """
 
     def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1):
@@ -92,10 +91,11 @@ class BatchNorm(nn.Module):
         return x * self.weight.view(shape) + self.bias.view(shape)
 
     def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        n = x.numel() // x.shape[1]
+        values, n = x.transpose(0, 1).flatten(1), x.numel() // x.shape[1]  # [C, n]
         if n == 1:
             raise ValueError(f"training needs more than one value a channel, got {list(x.shape)}")
-        var, mean = torch.var_mean(x, [0, *range(2, x.ndim)], correction=0)
+        mean = values.mean(1)
+        var = (values - mean[:, None]).square().mean(1)
         self.num_batches_tracked += 1
         if n:  # an empty batch has no moments
             self.running_mean.lerp_(mean.detach(), self.momentum)
@@ -116,8 +116,8 @@ class LayerNorm(nn.Module):
         if tuple(x.shape[-len(self.shape) :]) != self.shape:
             raise ValueError(f"expected the last dimensions {self.shape}, got {list(x.shape)}")
         over = [-1 - d for d in range(len(self.shape))]
-        var, mean = torch.var_mean(x, over, correction=0, keepdim=True)
-        return (x - mean) / (var + self.eps).sqrt() * self.weight + self.bias
+        x = x - x.mean(over, keepdim=True)
+        return x / (x.square().mean(over, keepdim=True) + self.eps).sqrt() * self.weight + self.bias
 
 
 class MultiheadAttention(nn.Module):
