@@ -4,6 +4,7 @@
     01_environment     environment     device choice, seeds, determinism, versions
     02_tensors         tensors         strides and views, broadcasting, timing one call
     04_models          models          plain modules that later chapters transform from outside
+                       layers          five layers of one's own, equal to PyTorch's
     05_data            data            MNIST from three places, batches that resume, buckets
                        loading         datasets for workers, a model of the wait, copies ahead
                        augmentation    rotations and shifts for a whole batch at once

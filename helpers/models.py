@@ -1,5 +1,10 @@
 """Chapter 04: plain modules; every later chapter transforms them from outside."""
 
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -48,6 +53,82 @@ def _conv(fan_in: int, fan_out: int, kernel: int = 3, stride: int = 1) -> nn.Seq
         nn.BatchNorm2d(fan_out),
         nn.ReLU(),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTConfig:
+    """The sizes of a `GPT`. context: the longest sequence; width: numbers for each token."""
+
+    vocabulary: int
+    context: int
+    layers: int = 2
+    heads: int = 4
+    width: int = 64
+    dropout: float = 0.0
+
+    def __post_init__(self):
+        for name in ("vocabulary", "context", "layers", "heads", "width"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} cannot be split into {self.heads} heads")
+
+
+class Block(nn.Module):
+    """Pre-norm: x + attention(norm(x)), then x + mlp(norm(x)); [B, T, C] -> [B, T, C]."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.config, width = config, config.width
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, self.config.heads, -1))  # [B, T, 3, A, D]
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [B, A, T, D]
+        p = self.config.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
+        x = x + self.dropout(self.projection(y.transpose(1, 2).flatten(2)))  # heads side by side
+        return x + self.dropout(self.mlp(self.norm2(x)))
+
+
+class GPT(nn.Module):
+    """Predict each next token from those before it: int64 [B, T] -> logits [B, T, vocabulary].
+
+    Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (GPT-2)
+    """
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.config, width = config, config.width
+        self.tokens = nn.Embedding(config.vocabulary, width)
+        self.positions = nn.Embedding(config.context, width)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, config.vocabulary, bias=False)
+        self.head.weight = self.tokens.weight  # tied: one matrix reads and writes tokens
+        for name, p in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(p)
+            elif "norm" not in name:
+                # two sums a layer enter the residual stream: shrink each, their total stays
+                last = name.endswith(("projection.weight", "mlp.2.weight"))
+                nn.init.normal_(p, std=0.02 / math.sqrt(2 * config.layers) if last else 0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if tokens.ndim != 2 or tokens.shape[1] > self.config.context:
+            expected = f"[B, T] with T at most {self.config.context}"
+            raise ValueError(f"expected tokens {expected}, got {list(tokens.shape)}")
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.dropout(self.tokens(tokens) + self.positions(positions))  # [B, T, C]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
 
 
 def init_kaiming(module: nn.Module) -> None:
