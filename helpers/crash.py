@@ -3,62 +3,67 @@
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from helpers import callbacks, data, schedules
+from helpers import callbacks, checkpoint, data, schedules
 from helpers.training import TrainConfig, Trainer
 
 STEPS = 24
+rate = partial(schedules.warmup_cosine, peak=0.01, warmup=6, total=STEPS)
 
 
 def make_trainer() -> Trainer:
     """Dropout draws random numbers, AdamW keeps moments, the rate moves, float16 needs a scale."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(784, 32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 10))
-    optimizer = torch.optim.AdamW(model.parameters())
     config = TrainConfig(steps=STEPS, clip_norm=1.0, amp_dtype=torch.float16)
-    return Trainer(model, optimizer, steep_loss, config, rate)
-
-
-def rate(step: int) -> float:
-    """Warm-up and cosine."""
-    return schedules.warmup_cosine(step, peak=0.01, warmup=6, total=STEPS)
+    return Trainer(model, torch.optim.AdamW(model.parameters()), steep_loss, config, rate)
 
 
 def steep_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Cross-entropy times 100: its float16 gradients overflow until the scaler has come down."""
+    """100 times the cross-entropy: float16 gradients overflow until the scaler has come down."""
     return 100 * F.cross_entropy(model(batch[0]), batch[1])
 
 
-def batches_from(folder: str | Path, start: int = 0) -> Iterator[tuple[Tensor, ...]]:
-    """Yield shuffled batches of ``data.pt`` in `folder`: images [N, 784] and labels [N]."""
-    images, labels = torch.load(Path(folder) / "data.pt", weights_only=True)
-    return data.batches(images, labels, size=100, seed=5, start=start)
+def finish(
+    folder: Path, state: dict | None = None, watch: Sequence = (), reset: str = ""
+) -> Tensor:
+    """Train on ``data.pt`` to the end, from `state` if there is one; return all weights [P].
 
-
-def run(folder: str | Path, stall_at: int = 0) -> Trainer:
-    """Train with a checkpoint every four steps, going on from the one that is there.
-
-    stall_at: at this step hang inside the write of the checkpoint, and wait to be killed.
+    reset: "rate" or "data" starts over at step 0, as resuming without its position would.
     """
-    path, trainer = Path(folder) / "checkpoint.pt", make_trainer()
-    if path.exists():
-        trainer.load(path)
+    images, labels = torch.load(folder / "data.pt", weights_only=True)  # [N, 784], [N]
+    trainer, feed = make_trainer(), partial(data.batches, images, labels, size=100, seed=5)
+    if state:
+        checkpoint.save_atomic(state, folder / "state.pt")
+        trainer.load(folder / "state.pt")
+    back = {name: trainer.step if reset == name else 0 for name in ("rate", "data")}
+    trainer.lr_at = lambda step: rate(step - back["rate"])
+    trainer.fit(lambda start: feed(start=start - back["data"]), watch)
+    return nn.utils.parameters_to_vector(trainer.model.parameters()).detach()
 
-    def report(trainer: Trainer, metrics: dict[str, Tensor]) -> None:
-        if trainer.step == stall_at:
-            os.fsync = lambda file: print("writing", flush=True) or time.sleep(600)
-        print(trainer.step, flush=True)
 
-    watchers = [report, callbacks.Checkpoints(path, every=4)]
-    trainer.fit(lambda start: batches_from(folder, start), watchers)
-    return trainer
+def run(folder: Path, hang_at: int = 0, in_write: int = 0) -> Tensor:
+    """Go on from ``checkpoint.pt``, if it is there, and save to it every four steps.
+
+    hang_at: after this step wait to be killed; in_write=1: while its checkpoint is being written.
+    """
+
+    def hang(trainer: Trainer, metrics: dict[str, Tensor]) -> None:
+        if trainer.step == hang_at:
+            os.fsync = lambda *_: print("waiting", flush=True) or time.sleep(600)
+            _ = in_write or os.fsync()
+
+    path = folder / "checkpoint.pt"
+    state = torch.load(path, weights_only=True) if path.exists() else None
+    return finish(folder, state, [hang, callbacks.Checkpoints(path, every=4)])
 
 
 if __name__ == "__main__":
-    run(sys.argv[1], *map(int, sys.argv[2:]))
+    run(Path(sys.argv[1]), *map(int, sys.argv[2:]))

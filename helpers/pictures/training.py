@@ -108,9 +108,8 @@ def descend(name: str, lr: float, steps: int = 60) -> Tensor:
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = valley(p)
-        loss.backward()
-        return loss
+        valley(p).backward()
+        return valley(p)
 
     path = [p.detach().clone()]
     while len(path) <= steps and path[-1].abs().max() < 1e3:
@@ -136,26 +135,29 @@ def draw_descent(ax: Axes, optimizer: str, lr: float) -> None:
     ax.set(xlim=(-1.8, 1.8), ylim=(-0.9, 2.3), xticks=[], yticks=[])
 
 
-def draw_rates(
-    figure: Figure, rates: dict[str, list[float]], notes: dict[str, list[float]]
+def draw_panels(
+    figure: Figure, panels: dict[str, dict[str, list[float]]], *, x: str, y: str, limit: float = 0
 ) -> None:
-    """Draw one panel for each schedule, with another curve (a loss) behind where there is one."""
-    for ax, (name, rate) in zip(figure.subplots(2, 3).flat, rates.items(), strict=True):
-        ax.plot(rate, color=BLUE, lw=1.6)
-        ax.set_title(name, size=10, color=BLUE)
-        ax.set(xlabel="step", ylim=(0, 1.08 * max(rate)))
-        if name in notes:
-            behind = ax.twinx()
-            behind.plot(notes[name], color=ORANGE, lw=1)
-            behind.set_ylabel("loss", color=ORANGE)
-            behind.set(yticks=[], ylim=(0, 1.2 * notes[name][0]))
-    figure.supylabel("learning rate", size=10)
+    """Draw six panels of named lines; a line called "behind" has an axis of its own."""
+    for ax, (title, lines) in zip(figure.subplots(2, 3).flat, panels.items(), strict=True):
+        ax.set_title(title, size=10)
+        for name, values in lines.items():
+            if name == "behind":
+                other = ax.twinx()
+                other.plot(values, color=GRAY, lw=0.8, ls="--")
+                other.set(yticks=[], ylim=(0, 1.2 * values[0]))
+            else:
+                ax.plot(values, label=name)
+        ax.set_ylim(0, limit or None)
+    figure.axes[0].legend(frameon=False)
+    figure.supxlabel(x, size=10)
+    figure.supylabel(y, size=10)
 
 
 def draw_clip(ax: Axes, angle: int, length: float) -> None:
     """Draw a gradient in two dimensions, clipped to norm 1 and to values of 1."""
-    turn = np.deg2rad(angle)
-    gradient = torch.tensor([np.cos(turn), np.sin(turn)]) * length
+    gradient = torch.polar(*torch.tensor([length, np.deg2rad(angle)]).double())
+    gradient = torch.view_as_real(gradient)
     ax.add_patch(Circle((0, 0), 1, fc="none", ec=BLUE, ls="--"))
     ax.add_patch(Rectangle((-1, -1), 2, 2, fc="none", ec=ORANGE, ls="--"))
     clipped = {"gradient": (gradient, GRAY)}
