@@ -54,38 +54,32 @@ def watch_one_update() -> dict[str, list[str]]:
         look("loss", f"{len(saved)} tensors saved")
     loss.backward()
     look("backward", "freed")
-    optimizer.step()
-    look("step", "freed")
-    optimizer.zero_grad()
-    look("zero_grad", "freed")
+    for stage in ("step", "zero_grad"):
+        getattr(optimizer, stage)()
+        look(stage, "freed")
     return seen
 
 
 def draw_five_steps(ax: Axes, after: str) -> None:
     """Draw what is in memory once one of the five steps is done; what it changed stands out."""
     seen, stages = watch_one_update(), list(FIVE_STEPS)
-    now, before = seen[after], seen[stages[max(stages.index(after) - 1, 0)]]
-    for row, stage in enumerate(stages[1:]):
-        done = stages.index(after) > row
-        face = BLUE if stage == after else PALE if done else "white"
-        ax.add_patch(Rectangle((0, -row), 4.4, 0.8, fc=face, ec=GRAY, lw=0.8))
-        style = {"color": "white" if stage == after else "black", "va": "center"}
-        ax.text(0.15, 0.4 - row, f"{row + 1}  {FIVE_STEPS[stage]}", family="monospace", **style)
+    at = stages.index(after)
     names = ["graph", "loss", "gradients", "weights", "momentum"]
-    for row, (name, value, old) in enumerate(zip(names, now, before, strict=True)):
-        changed = value != old
-        ax.text(5.0, 0.4 - row, name, color=GRAY, va="center")
-        color = ORANGE if changed else "black"
-        ax.text(6.8, 0.4 - row, value, color=color, va="center", weight="bold" if changed else None)
-    ax.set(xlim=(-0.1, 10.2), ylim=(-4.1, 1))
+    facts = zip(stages[1:], names, seen[after], seen[stages[max(at - 1, 0)]], strict=True)
+    for row, (stage, name, value, old) in enumerate(facts):
+        face = BLUE if stage == after else PALE if row < at else "white"
+        ax.add_patch(Rectangle((0, -row), 4.7, 0.8, fc=face, ec=GRAY, lw=0.8))
+        white = "white" if stage == after else "black"
+        changed = "black" if value == old else ORANGE
+        texts = [(0.15, f"{row + 1} {FIVE_STEPS[stage]}", white), (5.1, name, GRAY)]
+        for left, text, color in [*texts, (7.0, value, changed)]:
+            ax.text(left, 0.4 - row, text, color=color, va="center", family="monospace")
+    ax.set(xlim=(-0.1, 10.6), ylim=(-4.1, 1))
     ax.axis("off")
 
 
 def valley(p: Tensor) -> Tensor:
-    """A bent valley, steep across and flat along: p [..., 2] -> [...]; minimum 0 at (1, 1).
-
-    Rosenbrock's function with 10 in place of 100 (Rosenbrock 1960).
-    """
+    """Rosenbrock's function, 10 for 100: p [..., 2] -> [...]; the lowest point is 0 at (1, 1)."""
     x, y = p.unbind(-1)
     return (1 - x) ** 2 + 10 * (y - x**2) ** 2
 
@@ -122,11 +116,11 @@ def draw_descent(ax: Axes, optimizer: str, lr: float) -> None:
     """Draw 60 steps of one optimizer on the valley, and say where they end."""
     x, y = np.meshgrid(np.linspace(-1.8, 1.8, 29), np.linspace(-0.9, 2.3, 27))
     z = valley(torch.from_numpy(np.stack([x, y], -1))).numpy()
-    ax.contour(x, y, z, levels=[0.5, 4, 12, 30], colors=GRAY, linewidths=0.5, alpha=0.6)
+    ax.contour(x, y, z, levels=[0.5, 5, 20], colors=GRAY, linewidths=0.5, alpha=0.6)
     path = descend(optimizer, lr)
     shown = path.clamp(-3, 3)
     ax.plot(*shown.T, color=BLUE, lw=1.2)
-    ax.plot(*shown[::5].T, ".", color=BLUE, ms=5)
+    ax.plot(*shown[::6].T, ".", color=BLUE, ms=5)
     ax.plot(*shown[0], "o", color="black", ms=5)
     ax.plot(1, 1, "*", color=GREEN, ms=12)
     end = valley(path[-1]).item()
@@ -135,42 +129,43 @@ def draw_descent(ax: Axes, optimizer: str, lr: float) -> None:
     ax.set(xlim=(-1.8, 1.8), ylim=(-0.9, 2.3), xticks=[], yticks=[])
 
 
-def draw_panels(
-    figure: Figure, panels: dict[str, dict[str, list[float]]], *, x: str, y: str, limit: float = 0
-) -> None:
-    """Draw six panels of named lines; a line called "behind" has an axis of its own."""
+def draw_panels(figure: Figure, panels: dict[str, dict[str, list]], *, x: str, y: str) -> None:
+    """Draw six panels of named lines; one called "behind" has an axis of its own."""
     for ax, (title, lines) in zip(figure.subplots(2, 3).flat, panels.items(), strict=True):
-        ax.set_title(title, size=10)
         for name, values in lines.items():
             if name == "behind":
                 other = ax.twinx()
-                other.plot(values, color=GRAY, lw=0.8, ls="--")
-                other.set(yticks=[], ylim=(0, 1.2 * values[0]))
+                other.plot(values, color=GRAY, lw=1, ls="--")
+                other.set(yticks=[], ylim=(0, 1.5 * values[0]))
             else:
                 ax.plot(values, label=name)
-        ax.set_ylim(0, limit or None)
-    figure.axes[0].legend(frameon=False)
+        ax.set_title(title, size=10)
+        _ = ax.set_yscale("log") if "log" in title else ax.set_ylim(bottom=0)
+    if len(lines) == 2 and "behind" not in lines:
+        figure.axes[0].legend(frameon=False)
     figure.supxlabel(x, size=10)
     figure.supylabel(y, size=10)
 
 
-def draw_clip(ax: Axes, angle: int, length: float) -> None:
-    """Draw a gradient in two dimensions, clipped to norm 1 and to values of 1."""
-    gradient = torch.polar(*torch.tensor([length, np.deg2rad(angle)]).double())
-    gradient = torch.view_as_real(gradient)
+def draw_clip(ax: Axes, angle: int) -> None:
+    """Draw a gradient of length 2.5 in two dimensions, clipped to norm 1 and to values of 1."""
+    turn = np.deg2rad(angle)
+    arrows = {"gradient": (torch.tensor([2.5 * np.cos(turn), 2.5 * np.sin(turn)]), GRAY)}
+    by_norm, by_value = nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_
+    for name, clip, color in [("by value", by_value, ORANGE), ("by norm", by_norm, BLUE)]:
+        p = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+        p.grad = arrows["gradient"][0].clone()
+        clip([p], 1.0)
+        arrows[name] = p.grad, color
+    for name, (g, color) in arrows.items():
+        ax.annotate(
+            "", g.tolist(), (0, 0), arrowprops={"arrowstyle": "-|>", "color": color, "lw": 2}
+        )
+        ax.plot([], [], color=color, label=name)
+    g = arrows["by value"][0]
+    turned = round(abs(torch.rad2deg(torch.atan2(g[1], g[0])).item() - angle))
+    ax.set_title(f"by value: turned {turned}°, length {g.norm():.1f}", color=ORANGE, size=10)
     ax.add_patch(Circle((0, 0), 1, fc="none", ec=BLUE, ls="--"))
     ax.add_patch(Rectangle((-1, -1), 2, 2, fc="none", ec=ORANGE, ls="--"))
-    clipped = {"gradient": (gradient, GRAY)}
-    by_norm, by_value = nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_
-    for name, clip, color in [("by norm", by_norm, BLUE), ("by value", by_value, ORANGE)]:
-        p = nn.Parameter(torch.zeros(2, dtype=torch.float64))
-        p.grad = gradient.clone()
-        clip([p], 1.0)
-        clipped[name] = p.grad, color
-    for name, (g, color) in clipped.items():
-        turned = torch.rad2deg(torch.atan2(g[1], g[0])).item() - angle
-        label = f"{name}: length {g.norm():.2f}, turned by {abs(round(turned)):d}°"
-        ax.annotate("", g.tolist(), (0, 0), arrowprops={"arrowstyle": "-|>", "color": color})
-        ax.plot([], [], color=color, label=label)
     ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    ax.set(xlim=(-1.6, 3.1), ylim=(-1.2, 2.6), aspect="equal", xticks=[], yticks=[])
+    ax.set(xlim=(-1.2, 2.7), ylim=(-1.2, 2.7), aspect="equal", xticks=[], yticks=[])
