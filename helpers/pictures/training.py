@@ -114,7 +114,7 @@ def descend(name: str, lr: float, steps: int = 60) -> Tensor:
 
 def draw_descent(ax: Axes, optimizer: str, lr: float) -> None:
     """Draw 60 steps of one optimizer on the valley, and say where they end."""
-    x, y = np.meshgrid(np.linspace(-1.8, 1.8, 29), np.linspace(-0.9, 2.3, 27))
+    x, y = np.meshgrid(np.linspace(-1.8, 1.8, 43), np.linspace(-0.9, 2.3, 39))
     z = valley(torch.from_numpy(np.stack([x, y], -1))).numpy()
     ax.contour(x, y, z, levels=[0.5, 5, 20], colors=GRAY, linewidths=0.5, alpha=0.6)
     shown = (path := descend(optimizer, lr)).clamp(-3, 3)
