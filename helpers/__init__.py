@@ -11,7 +11,8 @@
     06_training        training        the Trainer: AMP, accumulation, clipping, DDP, exact resume
                        checkpoint      files that are atomic to write and safe to read
                        schedules       learning rates as functions of the step
-                       callbacks       progress bar, history, TensorBoard, checkpoints
+                       callbacks       progress bar, history, TensorBoard, checkpoints, early stop
+                       crash           a job to be killed and resumed
     07_mnist           mnist           the recipe, its evaluation, a digit of one's own
                        drawing         a pad to draw on, with the model's answer beside it
     13_kernels         kernels         softmax, norms, matmul, attention… in Triton, a file each

@@ -1,12 +1,14 @@
-"""Chapter 06: what may watch a Trainer — progress bar, history, TensorBoard, checkpoints."""
+"""Chapter 06: what may watch a Trainer — bar, history, TensorBoard, checkpoints, early stop."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
-from tqdm.auto import tqdm
+from tqdm import tqdm  # text: the same in a terminal, a notebook and a log
 
 from helpers.training import Trainer
 
@@ -85,3 +87,29 @@ class Checkpoints:
     def __call__(self, trainer: Trainer, metrics: Metrics) -> None:
         if trainer.step % self.every == 0 or trainer.step == trainer.config.steps:
             trainer.save(self.path)
+
+
+class EarlyStopping:
+    """End the run once `measure` (lower is better) has not improved for `patience` looks.
+
+    It looks every `every` steps, and leaves the best look's weights in the model. Put it first:
+    it makes this step the last, as the watchers behind it then see. A resumed run counts anew.
+    """
+
+    def __init__(self, measure: Callable[[Trainer], float], *, every: int, patience: int):
+        if every < 1 or patience < 1:
+            raise ValueError(f"every and patience must be at least 1, got {every} and {patience}")
+        self.measure, self.every, self.patience = measure, every, patience
+        self.best, self.best_step, self.weights, self.looks = math.inf, 0, {}, 0
+
+    def __call__(self, trainer: Trainer, metrics: Metrics) -> None:
+        last = trainer.step == trainer.config.steps
+        if trainer.step % self.every and not last:
+            return
+        value, state, self.looks = self.measure(trainer), trainer.model.state_dict(), self.looks + 1
+        if value < self.best:  # never true for NaN
+            self.best, self.best_step, self.looks = value, trainer.step, 0
+            self.weights = {name: t.clone() for name, t in state.items()}
+        if self.looks >= self.patience or last:
+            trainer.config = replace(trainer.config, steps=trainer.step)
+            trainer.model.load_state_dict(self.weights or state)

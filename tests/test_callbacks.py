@@ -65,3 +65,65 @@ def test_checkpoints_are_kept_up_to_date(tmp_path):
 def test_checkpoints_need_a_period(tmp_path):
     with pytest.raises(ValueError, match="every must be at least 1 step, got 0"):
         callbacks.Checkpoints(tmp_path / "c.pt", every=0)
+
+
+def stopped(looks, *, every=1, patience=2, steps=8):
+    """A run whose `measure` gives these values in turn; what is there after each step."""
+    values, weights = iter(looks), {}
+    stop = callbacks.EarlyStopping(lambda t: next(values), every=every, patience=patience)
+    history = callbacks.History()
+    trainer = linear(steps=steps)
+
+    def keep(t, m):
+        weights[t.step] = t.model.weight.clone()
+
+    fit(trainer, keep, stop, history)
+    return trainer, stop, weights, history
+
+
+@pytest.mark.parametrize(
+    ("looks", "best", "end"),
+    [
+        ([3.0, 2, 1, 2, 2, 2], 3, 5),
+        ([1.0, 1, 1, 0], 1, 3),  # as good is not better
+        ([5.0, float("nan"), 4, float("nan"), float("nan")], 3, 5),
+        ([8.0, 7, 6, 5, 4, 3, 2, 1], 8, 8),  # never stops
+        ([8.0, 7, 6, 5, 4, 3, 2, 9], 7, 8),  # the last step is not the best
+    ],
+)
+def test_early_stopping_ends_the_run_with_the_best_weights(looks, best, end):
+    trainer, stop, weights, history = stopped(looks)
+    assert (stop.best_step, trainer.step) == (best, end)
+    assert trainer.step == trainer.config.steps and history["step"][-1] == end
+    assert torch.equal(trainer.model.weight, weights[best])
+    if best != end:
+        assert not torch.equal(trainer.model.weight, weights[end])
+
+
+def test_early_stopping_looks_now_and_then_and_at_the_end():
+    trainer, stop, weights, _ = stopped([2.0, 3, 1], every=3, patience=5)
+    assert trainer.step == 8 and stop.best_step == 8 and stop.best == 1
+    assert torch.equal(trainer.model.weight, weights[8])
+
+
+def test_early_stopping_without_a_finite_look_changes_no_weight():
+    trainer, stop, weights, _ = stopped([float("nan")] * 2)
+    assert trainer.step == 2 and stop.best_step == 0
+    assert torch.equal(trainer.model.weight, weights[2])
+
+
+def test_a_run_ended_early_can_be_saved_and_loaded(tmp_path):
+    trainer, *_ = stopped([1.0, 2, 2])
+    trainer.save(tmp_path / "c.pt")
+    linear().load(tmp_path / "c.pt")  # `steps` is not among what must agree
+
+
+@pytest.mark.parametrize("bad", [{"every": 0, "patience": 1}, {"every": 1, "patience": 0}])
+def test_early_stopping_checks_its_numbers(bad):
+    with pytest.raises(ValueError, match="every and patience must be at least 1, got"):
+        callbacks.EarlyStopping(lambda t: 0.0, **bad)
+
+
+def test_the_progress_bar_is_plain_text(capsys):
+    fit(linear(), callbacks.ProgressBar())
+    assert "5/5" in capsys.readouterr().err.split("\r")[-1]
