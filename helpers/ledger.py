@@ -17,6 +17,10 @@ VERDICTS = {
     "false": ("false", "不成立"),
     "not-recorded": ("not recorded yet", "尚无实测记录"),
 }
+MISSING = {
+    "en": "`make measure NAME={name}` on a machine with a GPU writes the record behind this line",
+    "zh": "在有 GPU 的机器上运行 `make measure NAME={name}`，写出记录，这一行才有结果",
+}
 
 
 @cache
@@ -31,7 +35,7 @@ def result(claim_id: str, verdict: str, **values: bool | int | float | str) -> N
     """Show what was measured for a claim, as a visible line and as data for the claims page.
 
     claim_id: a key of ``book/claims.yml``; its `result` template says the values in each language.
-    verdict: one of ``holds``, ``holds-if``, ``false``, ``not-recorded``.
+    verdict: one of ``holds``, ``holds-if``, ``false``, or ``not-recorded``, which shows no values.
     Raises ValueError for an unknown id or verdict and for values that the template does not use.
     """
     if claim_id not in claims():
@@ -46,6 +50,8 @@ def result(claim_id: str, verdict: str, **values: bool | int | float | str) -> N
     unused = [name for name in values if f"{{{name}" not in entry["result"]["en"]]
     if unused:
         raise ValueError(f"{claim_id} has no place for {unused} in its result template")
+    if verdict == "not-recorded":
+        text = {lang: line.format(name=entry["chapter"][3:]) for lang, line in MISSING.items()}
     display(
         {
             MIME: {"id": claim_id, "verdict": verdict, "values": values},

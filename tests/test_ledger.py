@@ -36,6 +36,13 @@ def test_result_is_a_line_and_data(shown):
     )
 
 
+def test_without_a_record_it_says_how_to_make_one(shown):
+    ledger.result("M99", "not-recorded", wet="–", total="–")
+    assert shown[0]["text/plain"].startswith("M99 · not recorded yet · `make measure NAME=test` on")
+    assert "<code>make measure NAME=test</code>" in shown[0]["text/html"]
+    assert "–" not in shown[0]["text/html"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "values", "message"),
     [

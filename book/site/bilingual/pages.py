@@ -63,7 +63,9 @@ def verdict_words() -> dict[str, str]:
 def claim_row(name: str, entry: dict, found: list[dict], tag: str) -> list[str]:
     """One claim: what is claimed, what was measured, the verdict."""
     verdict = found[0]["verdict"] if found else "no-result"
-    measured = entry["result"][tag].format(**found[0]["values"]) if found else "–"
+    measured = "–"
+    if verdict not in ("no-result", "not-recorded"):
+        measured = entry["result"][tag].format(**found[0]["values"])
     badge = f"[{verdict_words()[verdict]}]{{.verdict .verdict--{verdict}}}"
     return [f"[{name}]{{#claim-{name.lower()}}}", entry["claim"][tag], measured, badge]
 
