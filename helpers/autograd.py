@@ -75,7 +75,7 @@ class Value:
                 done.append(node)
             elif node not in seen:
                 seen.add(node)
-                stack += [(node, True), *((parent, False) for parent, _ in node.parents)]
+                stack += [(node, True), *((parent, False) for parent, _ in node.parents[::-1])]
         return done
 
     def backward(self, seed: Array = 1.0) -> None:
