@@ -6,24 +6,24 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyBboxPatch
+from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from helpers.autograd import Value
 
 BLUE, PALE, ORANGE, PEACH, GREEN, GRAY = "#0072B2 #D3E5F2 #D55E00 #F8DCC4 #00795A #666666".split()
-RULES = {
-    "+": "each parent gets g",
-    "*": "each parent gets g × the other factor",
-    "@": "left gets g @ rightᵀ, right gets leftᵀ @ g",
-    "**": "parent gets g × power × x^(power − 1)",
-    "exp": "parent gets g × result",
-    "log": "parent gets g / x",
-    "tanh": "parent gets g × (1 − result²)",
-    "sigmoid": "parent gets g × result × (1 − result)",
-    "relu": "parent gets g where x > 0, else 0",
-    "sum": "every element of the parent gets g",
-    "leaf": "a leaf: g is added to .grad",
+RULES = {  # what a node sends to its parents
+    "+": "g to both",
+    "*": "g × the other factor",
+    "@": "g @ rightᵀ to the left, leftᵀ @ g to the right",
+    "**": "g × n × xⁿ⁻¹",
+    "exp": "g × out",
+    "log": "g / x",
+    "tanh": "g × (1 − out²)",
+    "sigmoid": "g × out × (1 − out)",
+    "relu": "g where x > 0, else 0",
+    "sum": "g to each element",
+    "leaf": ".grad += g",
 }
 
 
@@ -52,9 +52,8 @@ def draw_graph(ax: Axes, root: Value, names: Mapping[Value, str], step: int) -> 
         if node in backward:
             ax.text(x + 0.62, y, _numbers(node.grad), color=ORANGE, ha="left", va="center", size=10)
     name = names.get(active, active.op) if active else ""
-    title = f"forward: {name}" if active else "the leaves are given"
-    if backward:
-        title = f"backward at {name}: {RULES[active.op]}"
+    rule = f":  {RULES[active.op]}" if backward else ""
+    title = f"{'backward' if backward else 'forward'}, {name}{rule}" if active else "leaves"
     bottom = min(y for _, y in places.values())
     ax.text(0, 0.6, title, ha="center", size=11)
     ax.text(-3.4, bottom, "value", color=BLUE, va="center", size=11)
@@ -77,7 +76,7 @@ def draw_recorded(ax: Axes, root: Tensor) -> None:
     places = _places(nodes, lambda fn: [p for p, _ in fn.next_functions if p is not None])
     for fn, (x, y) in places.items():
         for parent, _ in fn.next_functions:
-            if parent is not None:
+            if parent is not None:  # None: a constant
                 _arrow(ax, places[parent], (x, y), ORANGE, reverse=True)
         leaf = hasattr(fn, "variable")
         _box(ax, (x, y), "", PALE if leaf else "white", 3.1)
@@ -113,19 +112,17 @@ def draw_descent(ax: Axes, x: Tensor, y: Tensor, path: Sequence, best: tuple, ti
 
     ax.axis("off")
     ax.set_title(title, fontsize=11)
-    surface, curve = (
-        ax.inset_axes([0.03, 0.14, 0.54, 0.84]),
-        ax.inset_axes([0.71, 0.14, 0.29, 0.74]),
-    )
-    grid = np.meshgrid(np.linspace(-0.5, 7.5, 50), np.linspace(-2.5, 6, 50))
-    levels = loss(*best) + np.geomspace(0.03, 100, 11)
+    surface, curve = map(ax.inset_axes, [[0.03, 0.14, 0.54, 0.84], [0.71, 0.14, 0.29, 0.74]])
+    grid = np.meshgrid(np.linspace(-0.5, 7.5, 36), np.linspace(-2.5, 6, 36))
+    levels = loss(*best) + np.geomspace(0.05, 70, 8)
     surface.contour(*grid, loss(*grid), levels=levels, cmap="Blues_r", linewidths=0.7)
     surface.plot(*zip(*path, strict=True), ".-", color=ORANGE, linewidth=1, markersize=4)
     surface.plot(*best, "*", color=GREEN, markersize=11)
     surface.set(xlim=(-0.5, 7.5), ylim=(-2.5, 6), xlabel="w", ylabel="b")
     excess = [max(float(loss(*point) - loss(*best)), 1e-9) for point in path]
     curve.semilogy(excess, ".-", color=ORANGE, linewidth=1, markersize=3)
-    curve.set(xlabel="step", ylim=(1e-5, 1e4))
+    curve.set(xlabel="step", ylim=(1e-5, 1e4), yticks=[1e-4, 1e-2, 1, 100])
+    curve.minorticks_off()
     curve.set_title("loss − minimum", fontsize=9)
 
 
@@ -151,8 +148,8 @@ def _saved(fn: Any) -> str:
 
 
 def _numbers(array: np.ndarray) -> str:
-    rows = np.atleast_2d(np.round(array, 3) + 0.0)  # + 0.0: no minus before a zero
-    return "\n".join("  ".join(f"{value:.3f}" for value in row) for row in rows)
+    rows = np.atleast_2d(np.round(array, 2) + 0.0)  # + 0.0: no minus before a zero
+    return "\n".join("  ".join(f"{value:.2f}" for value in row) for row in rows)
 
 
 def _arrow(ax: Axes, start: tuple, end: tuple, color: str, *, reverse: bool) -> None:
@@ -162,9 +159,8 @@ def _arrow(ax: Axes, start: tuple, end: tuple, color: str, *, reverse: bool) -> 
 
 
 def _box(ax: Axes, at: tuple, text: str, face: str, width: float = 1.1) -> None:
-    style = {"boxstyle": "round,pad=0.02", "fc": face, "ec": "#444444", "lw": 0.8}
-
-    ax.add_patch(FancyBboxPatch((at[0] - width / 2, at[1] - 0.23), width, 0.46, **style))
+    corner, style = (at[0] - width / 2, at[1] - 0.25), {"fc": face, "ec": "#444444", "lw": 0.8}
+    ax.add_patch(Rectangle(corner, width, 0.5, **style))
     ax.text(*at, text, ha="center", va="center", size=10)
 
 
