@@ -181,11 +181,11 @@ def test_backward_with_a_seed_is_a_vector_jacobian_product():
 
 
 def test_errors_name_expected_and_got():
-    with pytest.raises(ValueError, match=r"seed: expected shape \(2,\), got \(\)"):
+    with pytest.raises(ValueError, match=r"seed: expected \(2,\), got \(\)"):
         Value([1.0, 2.0]).backward()
-    with pytest.raises(ValueError, match=r"seed: expected shape \(2,\), got \(3,\)"):
+    with pytest.raises(ValueError, match=r"seed: expected \(2,\), got \(3,\)"):
         Value([1.0, 2.0]).backward(np.ones(3))
-    with pytest.raises(ValueError, match=r"@ expects two matrices, got shapes \(2,\), \(2, 2\)"):
+    with pytest.raises(ValueError, match=r"@ expects matrices, got \(2,\) @ \(2, 2\)"):
         Value([1.0, 2.0]) @ np.eye(2)
     with pytest.raises(ValueError, match="broadcast"):
         Value(np.ones(2)) + np.ones(3)

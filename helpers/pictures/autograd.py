@@ -127,15 +127,16 @@ def draw_descent(ax: Axes, x: Tensor, y: Tensor, path: Sequence, best: tuple, ti
 
 
 def _places(nodes: Sequence, parents: Callable, spread: float = 1.75) -> dict[Any, tuple]:
-    """Leaves on top, each node below its lowest parent, the nodes of a row side by side."""
-    depth: dict[Any, int] = {}
-    for node in nodes:  # parents first
-        depth[node] = 1 + max((depth[parent] for parent in parents(node)), default=-1)
+    """The root at the bottom, each node above all that use it, the nodes of a row side by side."""
+    height = {nodes[-1]: 0}
+    for node in reversed(nodes):  # children first
+        for parent in parents(node):
+            height[parent] = max(height.get(parent, 0), height[node] + 1)
     rows: dict[int, list] = {}
     for node in nodes:
-        rows.setdefault(depth[node], []).append(node)
+        rows.setdefault(height[node], []).append(node)
     return {
-        node: (spread * (2 * i - len(row) + 1), -0.95 * level)
+        node: (spread * (2 * i - len(row) + 1), 0.95 * (level - max(rows)))
         for level, row in rows.items()
         for i, node in enumerate(row)
     }
