@@ -15,7 +15,7 @@ class SavedTensors(saved_tensors_hooks):
         saved.bytes  # 0 as soon as `loss.backward()` has freed them
 
     Each storage counts once, whoever shares it; `exclude` names tensors that do not count, such
-    as parameters, which exist anyway. Not seen: what selective activation checkpointing keeps.
+    as parameters. Not seen: Python numbers, and what selective activation checkpointing keeps.
     While any saved-tensor hook is on, PyTorch does not check versions: in-place edits go unseen.
     """
 

@@ -106,20 +106,21 @@ def draw_differences(ax: Axes, f: Callable, slope: float, at: float) -> None:
 def draw_descent(ax: Axes, x: Tensor, y: Tensor, path: Sequence, best: tuple, title: str) -> None:
     """Draw a path [(w, b), …] on the surface of mean((w x + b - y)²), and the loss by step."""
 
-    def loss(w: Any, b: Any) -> np.ndarray:
-        w, b = np.asarray(w)[..., None], np.asarray(b)[..., None]
-        return ((w * x.numpy() + b - y.numpy()) ** 2).mean(-1)
+    def loss(w: float, b: float) -> float:
+        return ((w * x + b - y) ** 2).mean().item()
 
     ax.axis("off")
     ax.set_title(title, fontsize=11)
     surface, curve = map(ax.inset_axes, [[0.03, 0.14, 0.54, 0.84], [0.71, 0.14, 0.29, 0.74]])
-    grid = np.meshgrid(np.linspace(-0.5, 7.5, 36), np.linspace(-2.5, 6, 36))
-    levels = loss(*best) + np.geomspace(0.05, 70, 8)
-    surface.contour(*grid, loss(*grid), levels=levels, cmap="Blues_r", linewidths=0.7)
+    columns, angles = np.stack([x.numpy(), np.ones(len(x))], 1), np.linspace(0, 2 * np.pi, 60)
+    axes = np.linalg.inv(np.linalg.cholesky(columns.T @ columns / len(x))).T
+    for i, level in enumerate(np.geomspace(0.05, 70, 8)):  # ellipses: the loss is quadratic
+        ring = np.array(best)[:, None] + level**0.5 * axes @ [np.cos(angles), np.sin(angles)]
+        surface.plot(*ring, color=BLUE, alpha=1 - 0.09 * i, linewidth=0.7)
     surface.plot(*zip(*path, strict=True), ".-", color=ORANGE, linewidth=1, markersize=4)
     surface.plot(*best, "*", color=GREEN, markersize=11)
     surface.set(xlim=(-0.5, 7.5), ylim=(-2.5, 6), xlabel="w", ylabel="b")
-    excess = [max(float(loss(*point) - loss(*best)), 1e-9) for point in path]
+    excess = [max(loss(*point) - loss(*best), 1e-9) for point in path]
     curve.semilogy(excess, ".-", color=ORANGE, linewidth=1, markersize=3)
     curve.set(xlabel="step", ylim=(1e-5, 1e4), yticks=[1e-4, 1e-2, 1, 100])
     curve.minorticks_off()

@@ -98,6 +98,11 @@ def test_the_descent_figure_shows_the_path_and_the_excess_loss(ax):
     pictures.draw_descent(ax, x, 3 * x + 2, path, (3.0, 2.0), "a title")
     surface, curve = ax.child_axes
     assert ax.get_title() == "a title"
-    assert np.array_equal(np.array(surface.lines[0].get_xydata()), path)
+    *rings, walk, star = surface.lines
+    assert np.array_equal(np.array(walk.get_xydata()), path)
+    for ring in rings:  # level lines: the loss is the same all around
+        w, b = (torch.tensor(side)[:, None] for side in ring.get_data())
+        losses = ((w * x + b - 3 * x - 2) ** 2).mean(1)
+        assert torch.allclose(losses, losses[0])
     excess = curve.lines[0].get_ydata()
     assert np.isclose(excess[0], ((3 * x - 2) ** 2).mean()) and excess[-1] == 1e-9
