@@ -105,10 +105,6 @@ def draw_differences(ax: Axes, f: Callable, slope: float, at: float) -> None:
 
 def draw_descent(ax: Axes, x: Tensor, y: Tensor, path: Sequence, best: tuple, title: str) -> None:
     """Draw a path [(w, b), …] on the surface of mean((w x + b - y)²), and the loss by step."""
-
-    def loss(w: float, b: float) -> float:
-        return ((w * x + b - y) ** 2).mean().item()
-
     ax.axis("off")
     ax.set_title(title, fontsize=11)
     surface, curve = map(ax.inset_axes, [[0.03, 0.14, 0.54, 0.84], [0.71, 0.14, 0.29, 0.74]])
@@ -120,7 +116,9 @@ def draw_descent(ax: Axes, x: Tensor, y: Tensor, path: Sequence, best: tuple, ti
     surface.plot(*zip(*path, strict=True), ".-", color=ORANGE, linewidth=1, markersize=4)
     surface.plot(*best, "*", color=GREEN, markersize=11)
     surface.set(xlim=(-0.5, 7.5), ylim=(-2.5, 6), xlabel="w", ylabel="b")
-    excess = [max(loss(*point) - loss(*best), 1e-9) for point in path]
+    w, b = np.array([*path, best]).T[..., None]
+    losses = ((w * x.numpy() + b - y.numpy()) ** 2).mean(1)
+    excess = np.maximum(losses[:-1] - losses[-1], 1e-9)
     curve.semilogy(excess, ".-", color=ORANGE, linewidth=1, markersize=3)
     curve.set(xlabel="step", ylim=(1e-5, 1e4), yticks=[1e-4, 1e-2, 1, 100])
     curve.minorticks_off()
