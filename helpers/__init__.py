@@ -3,6 +3,7 @@
     chapter            module          what it holds
     01_environment     environment     device choice, seeds, determinism, versions
     02_tensors         tensors         strides and views, broadcasting, timing one call
+    03_autograd        autograd        an engine of one's own that agrees with PyTorch
     04_models          models          plain modules that later chapters transform from outside
                        layers          five layers of one's own, equal to PyTorch's
     05_data            data            MNIST from three places, batches that resume, buckets
@@ -15,6 +16,7 @@
                        crash           a job to be killed and resumed
     07_mnist           mnist           the recipe, its evaluation, a digit of one's own
                        drawing         a pad to draw on, with the model's answer beside it
+    09_memory          memory          the bytes that autograd saves for backward
     13_kernels         kernels         softmax, norms, matmul, attention… in Triton, a file each
 
 Shared by all chapters: exercises (instant checks), figures (sliders and plots),

@@ -113,7 +113,7 @@ def _difference(got: Any, want: Any) -> str | None:
 def _gradient_difference(got: Tensor, want: Tensor, mine: list, theirs: list) -> str | None:
     if not got.requires_grad:
         return "gradient: the result is cut off from its arguments"
-    weight = torch.linspace(-1, 1, max(want.numel(), 1)).view_as(want).to(want)
+    weight = torch.linspace(-1, 1, want.numel()).view_as(want).to(want)
     (got * weight).sum().backward()
     (want * weight).sum().backward()
     for i, (a, b) in enumerate(zip(mine, theirs, strict=True), 1):

@@ -73,3 +73,10 @@ def test_integer_arguments_need_no_gradient(capsys):
 def test_never_prints_the_expected_values(capsys):
     check(lambda x: x * 0, lambda x: x + 12345.678, [(X,)])
     assert "12345.678" not in capsys.readouterr().out.replace("by up to 1.23e+04", "")
+
+
+def test_gradients_of_an_empty_result(capsys):
+    check(lambda x: x * x, torch.square, [(torch.ones(0, 3),)], gradient=True)
+    assert capsys.readouterr().out.startswith("✓")
+    check(lambda x: x.detach() * x.detach(), torch.square, [(torch.ones(0, 3),)], gradient=True)
+    assert "is cut off from" in capsys.readouterr().out
