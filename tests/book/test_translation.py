@@ -46,6 +46,7 @@ def test_a_good_pair_passes_every_rule():
 @pytest.mark.parametrize(
     ("rule", "old", "new"),
     [
+        ("escapes", "- one", "- $QK^\top$"),
         ("headings", "## A view", "### A view"),
         ("labels", "(tensors-views)=", "(tensors-view)="),
         ("labelled", "(tensors-views)=\n", ""),

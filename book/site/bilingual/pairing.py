@@ -129,8 +129,15 @@ def both_there(pair: Pair) -> list[str]:
     return [f"{tag} is empty" for tag in ("zh", "en") if not getattr(pair, tag).strip()]
 
 
+def no_lost_backslash(pair: Pair) -> list[str]:
+    r"""A control character is what a careless string makes of `\top` or `\beta`."""
+    lost = {repr(c) for c in pair.zh + pair.en if ord(c) < 32 and c != "\n"}
+    return [f"control characters {', '.join(sorted(lost))}: a lost backslash?"] if lost else []
+
+
 PAIR_RULES: dict[str, Callable[[Pair], list[str]]] = {
     "empty": both_there,
+    "escapes": no_lost_backslash,
     "headings": same("heading levels", prose.headings),
     "labels": same("labels", prose.labels),
     "labelled": labelled_headings,
