@@ -7,12 +7,19 @@ the public function, and a module where a layer is wanted. Import what you need:
 """
 
 import os
+import sys
 
 import torch
 
-# Triton decides at `@triton.jit` whether a kernel is compiled or interpreted: set this before.
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+# Triton decides at `@triton.jit` whether a kernel is compiled or interpreted, for its own library
+# of functions when it is imported: set this before.
+if not torch.cuda.is_available() and "TRITON_INTERPRET" not in os.environ:
+    if "triton" in sys.modules:
+        raise RuntimeError(
+            "expected helpers.kernels to be imported before triton, got triton first (as by "
+            "torch.compile): restart, and import helpers.kernels or set TRITON_INTERPRET=1 first"
+        )
+    os.environ["TRITON_INTERPRET"] = "1"
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # a * b + c as one instruction, as nvcc does
 
 INTERPRETED: bool = os.environ.get("TRITON_INTERPRET") == "1"
