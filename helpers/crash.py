@@ -62,8 +62,9 @@ def run(folder: Path, hang_at: int = 0, in_write: int = 0) -> Tensor:
 
 
 def killed(folder: Path, *hang: int) -> bool:
-    """Do `run` in another process, kill it if it waits; tell whether it was killed."""
-    command = [sys.executable, "-m", "helpers.crash", str(folder), *map(str, hang)]
+    """Do `run` in another process; kill it once it waits, and tell whether it was."""
+    arguments = [str(folder), *map(str, hang)]
+    command = [sys.executable, "-m", "helpers.crash", *arguments]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, text=True, env=env) as process:
@@ -71,7 +72,7 @@ def killed(folder: Path, *hang: int) -> bool:
             if line == "waiting\n":
                 process.kill()  # SIGKILL: no chance to tidy up
     if process.returncode and not hang:
-        raise RuntimeError(f"expected the job to finish, got exit code {process.returncode}")
+        raise RuntimeError(f"expected a job that ends, got code {process.returncode}")
     return process.returncode != 0
 
 

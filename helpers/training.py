@@ -78,10 +78,10 @@ class Trainer:
                 call(self, metrics)
 
     def train_step(self, batches: Iterator) -> dict[str, Tensor]:
-        """Make one update from `micro_batches` batches; return its detached metrics.
+        """Make one update from `micro_batches` batches; return detached metrics.
 
-        Raises FloatingPointError on a non-finite loss, before weights and optimizer
-        are touched. (BatchNorm has seen the batch by then: go on from a checkpoint.)
+        Raises FloatingPointError on a non-finite loss, before weights and optimizer are
+        touched. (BatchNorm has seen the batch by then: go on from a checkpoint.)
         """
         cfg, n, losses = self.config, self.config.micro_batches, []
         if self.lr_at:
@@ -96,10 +96,10 @@ class Trainer:
         loss = losses[0] if n == 1 else torch.stack(losses).mean()
         metrics = {"loss": self._checked(loss)}
         if cfg.clip_norm is not None:
-            self.scaler.unscale_(self.optimizer)  # first: the norm of the true gradient
-            parameters = self.model.parameters()
-            metrics["grad_norm"] = nn.utils.clip_grad_norm_(parameters, cfg.clip_norm)
-        self.scaler.step(self.optimizer)  # skipped when a float16 gradient overflowed
+            self.scaler.unscale_(self.optimizer)  # first: clip the true gradient
+            weights = self.model.parameters()
+            metrics["grad_norm"] = nn.utils.clip_grad_norm_(weights, cfg.clip_norm)
+        self.scaler.step(self.optimizer)  # skipped when float16 overflowed
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
