@@ -1,6 +1,7 @@
 """Chapter 06: a job to be killed and resumed, with everything in it that a checkpoint must hold."""
 
 import os
+import subprocess
 import sys
 import time
 from functools import partial
@@ -58,6 +59,21 @@ def run(folder: Path, hang_at: int = 0, in_write: int = 0) -> Tensor:
 
     state = torch.load(path, weights_only=True) if path.exists() else None
     return finish(folder, state, (hang, callbacks.Checkpoints(path, every=4)))
+
+
+def killed(folder: Path, *hang: int) -> bool:
+    """Do `run` in another process; kill it once it waits, and tell whether it was."""
+    arguments = [str(folder), *map(str, hang)]
+    command = [sys.executable, "-m", "helpers.crash", *arguments]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, text=True, env=env) as process:
+        for line in process.stdout:
+            if line == "waiting\n":
+                process.kill()  # SIGKILL: no chance to tidy up
+    if process.returncode and not hang:
+        raise RuntimeError(f"expected a job that ends, got code {process.returncode}")
+    return process.returncode != 0
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class Trainer:
         batches_from: Callable[[int], Iterator],
         on_step: Iterable[Callable[["Trainer", dict[str, Tensor]], None]] = (),
     ) -> None:
-        """Train to `config.steps`. `batches_from(n)` yields batches from number n on."""
+        """Train to `config.steps`; `batches_from(n)` begins at batch number n."""
         on_step = list(on_step)
         batches = batches_from(self.step * self.config.micro_batches)
         self.model.train()
@@ -78,10 +78,10 @@ class Trainer:
                 call(self, metrics)
 
     def train_step(self, batches: Iterator) -> dict[str, Tensor]:
-        """Make one update from `micro_batches` batches; return detached metrics on the device.
+        """Make one update from `micro_batches` batches; return detached metrics.
 
-        Raises FloatingPointError on a non-finite loss, before weights and optimizer are touched.
-        (BatchNorm has seen the batch by then: go on from a checkpoint, not from this model.)
+        Raises FloatingPointError on a non-finite loss, before weights and optimizer are
+        touched. (BatchNorm has seen the batch by then: go on from a checkpoint.)
         """
         cfg, n, losses = self.config, self.config.micro_batches, []
         if self.lr_at:
@@ -93,11 +93,13 @@ class Trainer:
                     loss = self.loss_fn(self.model, self._to_device(next(batches)))
                 self.scaler.scale(loss if n == 1 else loss / n).backward()
             losses.append(loss.detach())
-        metrics = {"loss": self._checked(losses[0] if n == 1 else torch.stack(losses).mean())}
+        loss = losses[0] if n == 1 else torch.stack(losses).mean()
+        metrics = {"loss": self._checked(loss)}
         if cfg.clip_norm is not None:
-            self.scaler.unscale_(self.optimizer)  # first: the norm must be of the true gradient
-            metrics["grad_norm"] = nn.utils.clip_grad_norm_(self.model.parameters(), cfg.clip_norm)
-        self.scaler.step(self.optimizer)  # float16: skipped when a gradient overflowed
+            self.scaler.unscale_(self.optimizer)  # first: clip the true gradient
+            weights = self.model.parameters()
+            metrics["grad_norm"] = nn.utils.clip_grad_norm_(weights, cfg.clip_norm)
+        self.scaler.step(self.optimizer)  # skipped when float16 overflowed
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1

@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -46,14 +43,17 @@ def test_run_saves_and_goes_on(folder):
     assert crash.run(folder).equal(first)  # nothing left to do
 
 
-@pytest.mark.parametrize(("hang", "on_disk"), [(["6"], 4), (["8", "1"], 4)])
+@pytest.mark.parametrize(("hang", "on_disk"), [([6], 4), ([8, 1], 4)])
 def test_killed_while_waiting_it_goes_on_to_the_same_bits(folder, hang, on_disk):
-    command = [sys.executable, "-m", "helpers.crash", str(folder), *hang]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "waiting\n"
-        process.kill()
-    assert process.returncode
+    assert crash.killed(folder, *hang)
     assert torch.load(folder / "checkpoint.pt")["step"] == on_disk
     assert (folder / "checkpoint.pt.partial").exists() == (len(hang) == 2)
     threads = torch.get_num_threads()
     assert crash.run(folder).equal(crash.finish(folder)) and torch.get_num_threads() == threads
+
+
+def test_a_job_that_is_not_told_to_wait_ends_or_fails_aloud(folder):
+    assert not crash.killed(folder) and torch.load(folder / "checkpoint.pt")["step"] == crash.STEPS
+    (folder / "data.pt").unlink()
+    with pytest.raises(RuntimeError, match="expected a job that ends, got code 1"):
+        crash.killed(folder)

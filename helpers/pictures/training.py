@@ -2,17 +2,17 @@
 
 from collections.abc import Callable
 
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Circle, Rectangle
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 BLUE, PALE, ORANGE, GREEN, GRAY = "#0072B2 #D3E5F2 #D55E00 #00795A #666666".split()
 
-FIVE_STEPS = {
+STEPS = {
     "start": "the batch is there",
     "forward": "z = model(x)",
     "loss": "loss = loss_fn(z, y)",
@@ -62,7 +62,7 @@ def watch_one_update() -> dict[str, list[str]]:
 
 def draw_five_steps(ax: Axes, after: str) -> None:
     """Draw what is in memory once one of the five steps is done; what it changed stands out."""
-    seen, stages = watch_one_update(), list(FIVE_STEPS)
+    seen, stages = watch_one_update(), list(STEPS)
     at = stages.index(after)
     names = ["graph", "loss", "gradients", "weights", "momentum"]
     facts = zip(stages[1:], names, seen[after], seen[stages[max(at - 1, 0)]], strict=True)
@@ -71,7 +71,7 @@ def draw_five_steps(ax: Axes, after: str) -> None:
         ax.add_patch(Rectangle((0, -row), 4.7, 0.8, fc=face, ec=GRAY, lw=0.8))
         white = "white" if stage == after else "black"
         changed = "black" if value == old else ORANGE
-        texts = [(0.15, f"{row + 1} {FIVE_STEPS[stage]}", white), (5.1, name, GRAY)]
+        texts = [(0.15, f"{row + 1} {STEPS[stage]}", white), (5.1, name, GRAY)]
         for left, text, color in [*texts, (7.0, value, changed)]:
             ax.text(left, 0.4 - row, text, color=color, va="center", family="monospace")
     ax.set(xlim=(-0.1, 10.6), ylim=(-4.1, 1))
@@ -128,22 +128,23 @@ def draw_descent(ax: Axes, optimizer: str, lr: float) -> None:
     ax.set(xlim=(-1.8, 1.8), ylim=(-0.9, 2.3), xticks=[], yticks=[])
 
 
-def draw_panels(figure: Figure, panels: dict[str, dict[str, list]], *, x: str, y: str) -> None:
-    """Draw six panels of named lines; one called "behind" has an axis of its own."""
-    for ax, (title, lines) in zip(figure.subplots(2, 3).flat, panels.items(), strict=True):
+def draw_panels(panels: dict[str, dict], dashed: dict[str, list], *, x: str, y: str) -> None:
+    """Show six panels of named lines; `dashed` ones lie behind, each with an axis of its own."""
+    figure, axes = plt.subplots(2, 3, figsize=(7.6, 3.7))
+    for ax, (title, lines) in zip(axes.flat, panels.items(), strict=True):
         for name, values in lines.items():
-            if name == "behind":
-                other = ax.twinx()
-                other.plot(values, color=GRAY, lw=1, ls="--")
-                other.set(yticks=[], ylim=(0, 1.5 * values[0]))
-            else:
-                ax.plot(values, label=name)
+            ax.plot(values, label=name)
+        if title in dashed:
+            behind = ax.twinx()
+            behind.plot(dashed[title], color=GRAY, lw=1, ls="--")
+            behind.set(yticks=[], ylim=(0, 1.5 * dashed[title][0]))
         ax.set_title(title, size=10)
         _ = ax.set_yscale("log") if "log" in title else ax.set_ylim(bottom=0)
-    if len(lines) == 2 and "behind" not in lines:
-        figure.axes[0].legend(frameon=False)
+    if len(lines) > 1:
+        axes[0, 0].legend(frameon=False)
     figure.supxlabel(x, size=10)
     figure.supylabel(y, size=10)
+    plt.show()
 
 
 def draw_clip(ax: Axes, angle: int) -> None:
@@ -157,9 +158,8 @@ def draw_clip(ax: Axes, angle: int) -> None:
         clip([p], 1.0)
         arrows[name] = p.grad, color
     for name, (g, color) in arrows.items():
-        ax.annotate(
-            "", g.tolist(), (0, 0), arrowprops={"arrowstyle": "-|>", "color": color, "lw": 2}
-        )
+        style = {"arrowstyle": "-|>", "color": color, "lw": 2}
+        ax.annotate("", g.tolist(), (0, 0), arrowprops=style)
         ax.plot([], [], color=color, label=name)
     g = arrows["by value"][0]
     turned = round(abs(torch.rad2deg(torch.atan2(g[1], g[0])).item() - angle))

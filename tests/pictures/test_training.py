@@ -1,13 +1,13 @@
+import matplotlib.pyplot as plt
 import pytest
 import torch
-from matplotlib.figure import Figure
 
 from helpers.pictures import training as pictures
 
 
 def test_one_update_tells_what_each_step_did():
     seen = pictures.watch_one_update()
-    assert list(seen) == list(pictures.FIVE_STEPS)
+    assert list(seen) == list(pictures.STEPS)
     graph, loss, gradients, weights, momentum = zip(*seen.values(), strict=True)
     saved = [int(text.split()[0]) for text in graph[1:3]]
     assert 0 < saved[0] < saved[1] and set(graph[3:]) == {"freed"}
@@ -17,7 +17,7 @@ def test_one_update_tells_what_each_step_did():
     assert momentum[3] == "none yet" and momentum[4] == gradients[4]  # the first velocity is g
 
 
-@pytest.mark.parametrize("after", pictures.FIVE_STEPS)
+@pytest.mark.parametrize("after", pictures.STEPS)
 def test_five_steps_mark_the_current_one(ax, after):
     pictures.draw_five_steps(ax, after)
     blue = [
@@ -62,14 +62,15 @@ def test_a_good_path_shows_its_loss(ax):
 
 @pytest.mark.parametrize("behind", [True, False])
 def test_panels(behind):
-    lines = {"rate": [1.0, 0.5], ("behind" if behind else "valid"): [2.0, 1.0]}
-    figure = Figure()
+    lines = {"rate": [1.0, 0.5]} | ({} if behind else {"valid": [2.0, 1.0]})
     panels = {name: lines for name in ("a", "b", "c", "d", "e", "f, log scale")}
-    pictures.draw_panels(figure, panels, x="x", y="y")
-    assert [ax.get_title() for ax in figure.axes[:6]] == list(panels)
-    assert len(figure.axes) == (12 if behind else 6)
-    assert figure.axes[5].get_yscale() == "log" and figure.axes[0].get_ylim()[0] == 0
-    assert (figure.axes[0].get_legend() is None) == behind
+    pictures.draw_panels(panels, {"b": [2.0, 1.0]} if behind else {}, x="x", y="y")
+    axes = plt.gcf().axes
+    plt.close()
+    assert [ax.get_title() for ax in axes[:6]] == list(panels)
+    assert len(axes) == (7 if behind else 6)
+    assert axes[5].get_yscale() == "log" and axes[0].get_ylim()[0] == 0
+    assert (axes[0].get_legend() is None) == behind
 
 
 @pytest.mark.parametrize(("angle", "turned"), [(0, 0), (30, 15), (45, 0), (90, 0)])
