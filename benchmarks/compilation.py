@@ -1,0 +1,162 @@
+"""Chapter 12: eager against script and compile in all modes, with what the first call costs.
+
+Each row runs in processes of its own: `cold` is the first call of one whose Inductor and Triton
+caches are empty, `warm` the first call of a second one that finds what the first left there. The
+second also times steady calls, eager and compiled in turn, so that a slow moment hits both.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from helpers import models, records, tensors
+
+PAIRS = 40
+COMPILED = ("default", "reduce-overhead", "max-autotune")
+MODES = {"tiny": ("default",)} | dict.fromkeys(
+    ["chain", "mlp", "cnn", "transformer"], ("script", *COMPILED)
+)
+UNITS = {
+    "workload": "name", "mode": "name", "cold": "s", "warm": "s",
+    "eager": "ms", "compiled": "ms", "ratio": "eager / compiled", "difference": "max abs",
+}  # fmt: skip
+
+
+def chain(x: Tensor) -> Tensor:
+    """GELU by its tanh formula: eight element-wise operations."""
+    return 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.044715 * x**3)))
+
+
+def tiny(x: Tensor) -> Tensor:
+    return x * 2 + 1
+
+
+def transformer() -> nn.Module:
+    # norm_first and no dropout; in training mode, since evaluation takes a fused path of its own
+    layer = nn.TransformerEncoderLayer(256, 4, 1024, 0.0, "gelu", batch_first=True, norm_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+def cnn() -> nn.Module:
+    # its layers alone: TorchScript cannot read the `super().forward` of ConvNet
+    return nn.Sequential(*models.ConvNet()).eval()
+
+
+def job(workload: str, device: torch.device) -> tuple[Callable, Tensor]:
+    torch.manual_seed(0)
+    function, x = {
+        "tiny": lambda: (tiny, torch.randn(16)),
+        "chain": lambda: (chain, torch.randn(1024, 1024)),
+        "mlp": lambda: (models.MLP(784, 512, 512, 10), torch.randn(256, 784)),
+        "cnn": lambda: (cnn(), torch.randn(64, 1, 28, 28)),
+        "transformer": lambda: (transformer(), torch.randn(4, 128, 256)),
+    }[workload]()
+    return function.to(device) if isinstance(function, nn.Module) else function, x.to(device)
+
+
+def prepare(function: Callable, x: Tensor, mode: str) -> Callable:
+    """Return `function`, compiled on its first call, or scripted, which optimizes on its second."""
+    if mode != "script":
+        return torch.compile(function, mode=mode)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated: chapter 12 shows the warning itself
+        scripted = torch.jit.script(function)
+    scripted(x)
+    return scripted
+
+
+def clock(call: Callable, x: Tensor, times: int) -> float:
+    """Return the ms of one call, measured over `times` of them, the device waited for."""
+    tensors.wait_for(x.device)
+    start = time.perf_counter()
+    for _ in range(times):
+        call(x)
+    tensors.wait_for(x.device)
+    return (time.perf_counter() - start) / times * 1e3
+
+
+@torch.no_grad()
+def child(workload: str, mode: str, place: str, steady: bool) -> dict[str, Any]:
+    """Run in a process of its own: the seconds of the first call and, if `steady`, of later ones.
+
+    The eager function runs first: loading the device's libraries is not what a compile costs.
+    """
+    device = torch.device(place)
+    function, x = job(workload, device)
+    expected = function(x)
+    tensors.wait_for(device)
+    start = time.perf_counter()
+    compiled = prepare(function, x, mode)
+    got = compiled(x)
+    tensors.wait_for(device)
+    result: dict[str, Any] = {"first": float(f"{time.perf_counter() - start:.4g}")}
+    if not steady:
+        return result
+    result["difference"] = float(f"{(got - expected).abs().max():.2g}")
+    if device.type == "cuda":
+        result |= {"eager_peak": peak(function, x), "compiled_peak": peak(compiled, x)}
+    inner = max(1, round(5 / clock(function, x, 5)))  # readings of about 5 ms
+    clock(compiled, x, max(5, inner))
+    pairs = [pair(function, compiled, x, inner, i % 2) for i in range(PAIRS)]
+    eager, fast = zip(*pairs, strict=True)
+    columns = {"eager": eager, "compiled": fast, "ratio": [e / c for e, c in pairs]}
+    return result | {name: records.quantiles(list(v)) for name, v in columns.items()}
+
+
+def pair(eager: Callable, compiled: Callable, x: Tensor, inner: int, swap: int) -> tuple:
+    if swap:
+        return pair(compiled, eager, x, inner, 0)[::-1]
+    return clock(eager, x, inner), clock(compiled, x, inner)
+
+
+def peak(call: Callable, x: Tensor) -> float:
+    """Return the MiB that the allocator holds after calls of `call`, what a CUDA graph keeps too.
+
+    Reserved, not allocated: the pool of a CUDA graph belongs to the graph even between calls.
+    """
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    for _ in range(5):
+        call(x)
+    torch.cuda.synchronize()
+    return float(f"{max(torch.cuda.memory_reserved() - before, 0) / 2**20:.4g}")
+
+
+def run(workload: str, mode: str, device: torch.device, cache: str, steady: bool) -> dict[str, Any]:
+    caches = {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"}
+    command = [sys.executable, __file__, workload, mode, str(device), str(int(steady))]
+    done = subprocess.run(command, env=os.environ | caches, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{workload}, {mode}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def row(workload: str, mode: str, device: torch.device) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as cache:
+        cold = run(workload, mode, device, cache, steady=False)["first"]
+        warm = run(workload, mode, device, cache, steady=True)
+    print(workload, mode, cold, warm, flush=True)
+    return {"workload": workload, "mode": mode, "cold": cold, "warm": warm.pop("first")} | warm
+
+
+def measure(device: torch.device, modes: dict[str, tuple] = MODES) -> records.Record:
+    clock = f"perf_counter on the host, {PAIRS} readings, alternating, each a process"
+    provenance = records.provenance(device, repeats=PAIRS, clock=clock)
+    peaks = dict.fromkeys(["eager_peak", "compiled_peak"], "MiB") if device.type == "cuda" else {}
+    rows = [row(name, mode, device) for name, wanted in modes.items() for mode in wanted]
+    return records.Record("compilation", provenance, UNITS | peaks, rows)
+
+
+if __name__ == "__main__":
+    name, mode, place, steady = sys.argv[1:]
+    print(json.dumps(child(name, mode, place, steady == "1")))
