@@ -12,6 +12,7 @@
                        callbacks       progress bar, history, TensorBoard, checkpoints
     07_mnist           mnist           the recipe, its evaluation, a digit of one's own
                        drawing         a pad to draw on, with the model's answer beside it
+    11_profiling       profiling      clocks, profiles as rows, exact counts, the roofline
     13_kernels         kernels         softmax, norms, matmul, attention… in Triton, a file each
 
 Shared by all chapters: exercises (instant checks), figures (sliders and plots),
