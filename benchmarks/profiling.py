@@ -13,12 +13,12 @@ from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 from helpers import profiling, records, tensors
 
-SIZES = (32, 64, 128, 256, 512, 1024, 2048)
+SIZES = (16, 64, 256, 1024, 4096)
 UNITS = {"kind": "name", "name": "name", "n": "count", "flops": "count", "bytes": "B"}
 UNITS |= {"time": "ms", "utilization": "%"}
 
 
-def measure(device: torch.device, sizes: Sequence[int] = SIZES, mib: int = 64) -> records.Record:
+def measure(device: torch.device, sizes: Sequence[int] = SIZES, mib: int = 256) -> records.Record:
     """Rows of four kinds; `time` is p20/p50/p80 of one call, `flops` and `bytes` are exact.
 
     peak: a copy of `mib` MiB and the largest matrix product. op: on float32 [n, n].

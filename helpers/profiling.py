@@ -121,7 +121,9 @@ class Roofline:
     rate: float
 
     @classmethod
-    def measure(cls, device: torch.device, n: int = 1024, mib: int = 64, **kind: Any) -> "Roofline":
+    def measure(
+        cls, device: torch.device, n: int = 1024, mib: int = 256, **kind: Any
+    ) -> "Roofline":
         """Measure both: a copy of `mib` MiB, an [n, n] matrix product; `kind`: e.g. dtype."""
         x = torch.ones(mib * 2**20, dtype=torch.uint8, device=device)
         a, y = torch.rand(n, n, device=device).to(**kind), torch.empty_like(x)

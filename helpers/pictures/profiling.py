@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
 
@@ -81,7 +80,7 @@ def draw_trace(ax: Axes, slices: Sequence[Mapping[str, Any]], inside: str) -> No
         deepest = max(deepest, depth)
         color = GRAY if s["kind"] == "user_annotation" else _color(s["name"])
         ax.broken_barh([(start, long)], (-depth - 0.9, 0.85), color=color, ec="white", lw=0.4)
-        name = s["name"].removeprefix("aten::").split("#")[-1]
+        name = s["name"].removeprefix("aten::").split("#")[0]
         if long > 0.0135 * width * (len(name) + 1):
             ax.text(start + long / 2, -depth - 0.48, name, ha="center", va="center", fontsize=7,
                     color="white", clip_on=True)  # fmt: skip
@@ -92,9 +91,10 @@ def draw_trace(ax: Axes, slices: Sequence[Mapping[str, Any]], inside: str) -> No
 
 def draw_roofline(ax: Axes, roof: Roofline, points: Sequence[tuple], chosen: tuple) -> None:
     """Draw the roofs and points (name, n, flops, bytes, seconds); `chosen` is a (name, n)."""
-    x = np.logspace(-2, 3.5, 100)
-    ax.loglog(x, np.minimum(x * roof.bandwidth, roof.rate) / 1e9, color="black", lw=1.5)
-    ax.axvline(roof.rate / roof.bandwidth, color=GRAY, lw=0.8, ls=":")
+    ridge = roof.rate / roof.bandwidth
+    heights = [roof.bandwidth * 0.02 / 1e9, roof.rate / 1e9, roof.rate / 1e9]
+    ax.loglog([0.02, ridge, 3000], heights, color="black", lw=1.5)
+    ax.axvline(ridge, color=GRAY, lw=0.8, ls=":")
     colors = dict(zip(dict.fromkeys(p[0] for p in points), (BLUE, ORANGE, GREEN), strict=False))
     for name, n, flops, moved, seconds in points:
         at, mine = (flops / moved, flops / seconds / 1e9), (name, n) == chosen
@@ -103,12 +103,15 @@ def draw_roofline(ax: Axes, roof: Roofline, points: Sequence[tuple], chosen: tup
             word, least = roof.bound(flops, moved)
             ax.plot([at[0]] * 2, [at[1], flops / least / 1e9], color=colors[name], ls="--", lw=1)
             share = f"{least / seconds:.0%} of its {word} roof"
+            if least > 1.15 * seconds:
+                share = f"above its {word} roof: cached"
             ax.set_title(f"{name}, n = {n}: {at[0]:.3g} FLOP/B, {at[1]:.3g} GFLOP/s, {share}")
     for name, color in colors.items():
         ax.plot([], [], "o", color=color, label=name)
     ax.legend(frameon=False, loc="lower right")
     ax.set(xlabel="arithmetic intensity, FLOP per byte", ylabel="GFLOP/s")
     ax.title.set_fontsize(9)
+    ax.minorticks_off()  # a frame of half the size
 
 
 def draw_stages(ax: Axes, stages: Mapping[str, Mapping[str, float]]) -> None:
