@@ -5,6 +5,7 @@ On a GPU also what `nvidia-smi` calls utilization while one tiny kernel after an
 
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,11 +49,14 @@ def _peaks(device: torch.device, n: int, mib: int) -> Iterator[dict]:
 
 def _operations(device: torch.device, sizes: Sequence[int]) -> Iterator[dict]:
     for n in sizes:
-        x, y = torch.rand(2, n, n, device=device)
+        x, y, z = torch.rand(3, n, n, device=device)  # into z: a fresh result costs page faults
         calls = {
-            "add": (lambda x=x, y=y: x + y, n * n),
-            "softmax": (lambda x=x: x.softmax(1), 5 * n * n),  # max, subtract, exp, sum, divide
-            "matmul": (lambda x=x, y=y: x @ y, 2 * n**3),
+            "add": (partial(torch.add, x, y, out=z), n * n),
+            "softmax": (
+                partial(torch.softmax, x, 1, out=z),
+                5 * n * n,
+            ),  # max, subtract, exp, sum, divide
+            "matmul": (partial(torch.mm, x, y, out=z), 2 * n**3),
         }
         for name, (call, flops) in calls.items():
             moved = profiling.count(call)[1]

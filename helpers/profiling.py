@@ -21,8 +21,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else each start and stop is no
 def time_ms(call: Callable[[], object], device: torch.device, seconds: float = 0.2) -> list[float]:
     """Return [p20, p50, p80] in ms of one `call()`, warmed up, by the clock that suits `device`.
 
-    CUDA: events around each call, the L2 cache flushed before it. CPU: with as many threads as
-    PyTorch uses now; `Timer` alone would take one.
+    CUDA: events, the L2 cache flushed before each call. CPU: all threads PyTorch uses now.
     """
     if device.type == "cuda":
         from triton.testing import do_bench
@@ -95,9 +94,9 @@ class _Traffic(TorchDispatchMode):
     bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None):
-        out = func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs := kwargs or {}))
         if not func.is_view:  # a view moves nothing
-            used = tree_leaves((args, kwargs, out))
+            used = tree_leaves((args, {**kwargs, "out": None}, out))
             self.bytes += sum(t.nbytes for t in used if isinstance(t, Tensor))
         return out
 
@@ -105,8 +104,8 @@ class _Traffic(TorchDispatchMode):
 def count(call: Callable[[], object]) -> tuple[int, int]:
     """Return exact (FLOPs, bytes) of `call()`, on any device, even ``meta``.
 
-    FLOPs: of matrix products, convolutions and attention; the counter gives 0 for the rest.
-    Bytes: each operation reads its operands and writes its result once, as eager mode does.
+    FLOPs: of products, convolutions and attention; the rest counts 0. Bytes: in eager mode, each
+    operation reads its operands and writes its result once.
     """
     with FlopCounterMode(display=False) as counter, _Traffic() as traffic:
         call()

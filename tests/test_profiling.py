@@ -150,9 +150,10 @@ def test_a_matrix_product_by_formula(device):
 
 
 def test_bytes_of_other_operations():
-    x = torch.ones(10)
+    x, y = torch.ones(2, 10)
     assert profiling.count(lambda: x + x) == (0, 120)
     assert profiling.count(lambda: x.add_(1)) == (0, 80)  # read, and written
+    assert profiling.count(lambda: torch.add(x, x, out=y)) == (0, 120)  # written, not read
     assert profiling.count(lambda: x.view(2, 5).T) == (0, 0)
     assert profiling.count(lambda: torch.empty(0) + torch.empty(0)) == (0, 0)
     assert profiling.count(lambda: x.half().exp())[1] == 40 + 20 + 20 + 20

@@ -126,12 +126,14 @@ def draw_stages(ax: Axes, stages: Mapping[str, Mapping[str, float]]) -> None:
     ax.invert_yaxis()
 
 
-def draw_stall(ax: Axes, workers: Sequence[int], seen: Sequence[float], model: Callable) -> None:
-    """Draw the share of time spent waiting, as profiled and as `model(workers)` has it."""
-    ax.bar(range(len(workers)), seen, color=BLUE, width=0.55, label="from the profile")
-    expected = [model(w) for w in workers]
-    ax.plot(range(len(workers)), expected, "D", color=ORANGE, ms=8, label="from the model")
-    ax.set(xticks=range(len(workers)), xticklabels=workers, ylim=(0, 1))
+def draw_stall(ax: Axes, seen: Mapping[int, Mapping], model: Callable[[int], float]) -> None:
+    """Draw the share of time spent waiting: workers -> stages, and what `model(workers)` says."""
+    total = [sum(stage["us"] for stage in stages.values()) for stages in seen.values()]
+    waits = [s["data"]["us"] / t for s, t in zip(seen.values(), total, strict=True)]
+    at = range(len(seen))
+    ax.bar(at, waits, color=BLUE, width=0.55, label="from the profile")
+    ax.plot(at, [model(w) for w in seen], "D", color=ORANGE, ms=8, label="from the model")
+    ax.set(xticks=at, xticklabels=list(seen), ylim=(0, 1))
     ax.set(xlabel="num_workers", ylabel="share of time waiting")
     ax.legend(frameon=False)
 
