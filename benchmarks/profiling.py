@@ -22,7 +22,7 @@ UNITS |= {"time": "ms", "utilization": "%"}
 def measure(device: torch.device, sizes: Sequence[int] = SIZES, mib: int = 256) -> records.Record:
     """Rows of four kinds; `time` is p20/p50/p80 of one call, `flops` and `bytes` are exact.
 
-    peak: a copy of `mib` MiB and the largest matrix product. op: on float32 [n, n].
+    peak: a copy and an in-place sweep of `mib` MiB, the largest matrix product. op: on float32 [n, n].
     planted: a bottleneck and its cure, n calls each. utilization: of a GPU, by nvidia-smi.
     """
     clock = "CUDA events, L2 flushed" if device.type == "cuda" else "torch.utils.benchmark.Timer"
@@ -40,9 +40,10 @@ def _row(kind: str, name: str, call: Callable, device: torch.device, **values: A
 
 
 def _peaks(device: torch.device, n: int, mib: int) -> Iterator[dict]:
-    x = torch.ones(mib * 2**20, dtype=torch.uint8, device=device)
-    y, a = torch.empty_like(x), torch.rand(n, n, device=device)
-    yield _row("peak", "copy", lambda: y.copy_(x), device, n=mib, bytes=2 * x.nbytes)
+    x, a = torch.ones(mib * 2**18, device=device), torch.rand(n, n, device=device)
+    y = torch.zeros_like(x)  # touched: a page that is new costs a fault
+    for name, call in {"copy": lambda: y.copy_(x), "sweep": lambda: x.neg_()}.items():
+        yield _row("peak", name, call, device, n=mib, bytes=2 * x.nbytes)
     flops, moved = profiling.count(lambda: a @ a)
     yield _row("peak", "matmul", lambda: a @ a, device, n=n, flops=flops, bytes=moved)
 

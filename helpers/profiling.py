@@ -39,8 +39,8 @@ def time_ms(call: Callable[[], object], device: torch.device, seconds: float = 0
 def trace(call: Callable[[], object], steps: int = 1, **options: Any) -> profile:
     """Profile `steps` calls on the CPU and a GPU that is there; `options` go to the profiler."""
     cuda = torch.cuda.is_available()
-    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA][: 1 + cuda]
-    with profile(activities=activities, **options) as prof:
+    both = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=both[: 1 + cuda], **options) as prof:
         for _ in range(steps):
             call()
         if cuda:
@@ -123,11 +123,15 @@ class Roofline:
     def measure(
         cls, device: torch.device, n: int = 1024, mib: int = 256, **kind: Any
     ) -> "Roofline":
-        """Measure both: a copy of `mib` MiB, an [n, n] matrix product; `kind`: e.g. dtype."""
-        x = torch.ones(mib * 2**20, dtype=torch.uint8, device=device)
-        a, y = torch.rand(n, n, device=device).to(**kind), torch.empty_like(x)
-        copy, product = (time_ms(c, device)[0] for c in (lambda: y.copy_(x), lambda: a @ a))
-        return cls(2 * x.nbytes / copy * 1e3, 2 * n**3 / product * 1e3)
+        """Measure with `mib` MiB and [n, n] matrices; `kind` of the matrices, e.g. ``dtype=``.
+
+        bandwidth: the faster of a copy and a sweep in place (a CPU reads a target before writing).
+        """
+        a, x = torch.rand(n, n, device=device).to(**kind), torch.ones(mib * 2**18, device=device)
+        y = torch.zeros_like(x)
+        calls = (lambda: y.copy_(x), lambda: x.neg_(), lambda: a @ a)
+        copy, sweep, product = (time_ms(call, device)[0] for call in calls)
+        return cls(2 * x.nbytes / min(copy, sweep) * 1e3, 2 * n**3 / product * 1e3)
 
     def bound(self, flops: float, bytes: float) -> tuple[str, float]:
         """Return the lower roof, ``memory`` or ``compute``, and the least seconds it allows."""

@@ -198,7 +198,7 @@ def test_the_benchmark_has_a_row_for_everything(monkeypatch):
     monkeypatch.setattr(profiling, "time_ms", lambda call, device: [(call(), 1.0)[1], 2.0, 3.0])
     record = benchmark.measure(CPU, sizes=(8, 16), mib=1)
     kinds = [row["kind"] for row in record.rows]
-    assert [kinds.count(k) for k in ("peak", "op", "planted", "utilization")] == [2, 6, 6, 0]
+    assert [kinds.count(k) for k in ("peak", "op", "planted", "utilization")] == [3, 6, 6, 0]
     ops = {(r["name"], r["n"]): (r["flops"], r["bytes"]) for r in record.rows if r["kind"] == "op"}
     assert ops["matmul", 16] == (2 * 16**3, 3 * 4 * 256) and ops["add", 8] == (64, 3 * 4 * 64)
     assert ops["softmax", 8] == (5 * 64, 2 * 4 * 64)
