@@ -22,7 +22,7 @@ UNITS |= {"time": "ms", "utilization": "%"}
 def measure(device: torch.device, sizes: Sequence[int] = SIZES, mib: int = 256) -> records.Record:
     """Rows of four kinds; `time` is p20/p50/p80 of one call, `flops` and `bytes` are exact.
 
-    peak: a copy and an in-place sweep of `mib` MiB, the largest matrix product. op: on float32 [n, n].
+    peak: a copy, a sweep in place, the largest matrix product. op: on float32 [n, n].
     planted: a bottleneck and its cure, n calls each. utilization: of a GPU, by nvidia-smi.
     """
     clock = "CUDA events, L2 flushed" if device.type == "cuda" else "torch.utils.benchmark.Timer"

@@ -31,8 +31,7 @@ def time_ms(call: Callable[[], object], device: torch.device, seconds: float = 0
         return tensors.time_ms(call, device)
     timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
     times = list(timer.blocked_autorange(min_run_time=seconds).times)
-    while len(times) < 3:  # one call is longer than `seconds`
-        times.append(timer.timeit(1).mean)
+    times += [timer.timeit(1).mean for _ in range(3 - len(times))]  # a call longer than `seconds`
     return records.quantiles([t * 1e3 for t in times])
 
 
@@ -120,13 +119,9 @@ class Roofline:
     rate: float
 
     @classmethod
-    def measure(
-        cls, device: torch.device, n: int = 1024, mib: int = 256, **kind: Any
-    ) -> "Roofline":
-        """Measure with `mib` MiB and [n, n] matrices; `kind` of the matrices, e.g. ``dtype=``.
-
-        bandwidth: the faster of a copy and a sweep in place (a CPU reads a target before writing).
-        """
+    def measure(cls, device: torch.device, n: int = 1024, mib: int = 256, **kind: Any) -> Any:
+        """Measure an [n, n] product and, over `mib` MiB, the faster of copy and in-place sweep."""
+        # a CPU reads the target of a copy before it writes it: more is moved than counted
         a, x = torch.rand(n, n, device=device).to(**kind), torch.ones(mib * 2**18, device=device)
         y = torch.zeros_like(x)
         calls = (lambda: y.copy_(x), lambda: x.neg_(), lambda: a @ a)
