@@ -17,6 +17,7 @@
     07_mnist           mnist           the recipe, its evaluation, a digit of one's own
                        drawing         a pad to draw on, with the model's answer beside it
     09_memory          memory          the bytes that autograd saves for backward
+    11_profiling       profiling       clocks, profiles as rows, exact counts, the roofline
     12_compilation     compilation     graph breaks, recompiles and kernels counted; break-even
     13_kernels         kernels         softmax, norms, matmul, attention… in Triton, a file each
 
