@@ -10,6 +10,7 @@ from matplotlib.patches import FancyBboxPatch
 BLUE, PALE, ORANGE, PEACH, GREEN, MINT, GRAY, CREAM = (
     "#0072B2 #D3E5F2 #D55E00 #F8DCC4 #00795A #CDE8DF #666666 #FBF3EA".split()
 )
+ROWS = 7  # boxes below each other
 STEPS = [
     ("your Python", "bytecode of\none function", "white"),
     ("Dynamo", "FX graph\n+ guards", PALE),
@@ -49,21 +50,24 @@ def draw_stage(ax: Axes, columns: Mapping[str, Sequence[Sequence[str]]], stage: 
     columns: stage -> one list of names, or two: those of forward and those of backward.
     """
     lists = columns[stage]
-    titles = ["forward", "backward"] if len(lists) == 2 else [""]
-    for i, (names, title) in enumerate(zip(lists, titles, strict=True)):
+    titles = ["forward", "backward"] if len(lists) == 2 else ["", ""]
+    whole = len(lists) == 1
+    if whole and len(lists[0]) > ROWS:  # one graph, shown in two columns
+        lists = [lists[0][: len(lists[0]) // 2], lists[0][len(lists[0]) // 2 :]]
+    for i, (names, title) in enumerate(zip(lists, titles, strict=False)):
         x = 3.2 * i + (0 if len(lists) == 2 else 1.6)
         ax.text(x, 0.95, title, ha="center", color=(BLUE, ORANGE)[i], size=11)
         y = 0.0
         for k, name in enumerate(names):
             lines = textwrap.wrap(name.replace("_", "_ "), 24) if len(name) > 24 else [name]
             height = 0.44 * max(len(lines), 1) + 0.22
-            color = PEACH if "fused" in name else MINT if len(lists) == 1 else (PALE, CREAM)[i]
+            color = PEACH if "fused" in name else MINT if whole else (PALE, CREAM)[i]
             text = "\n".join(line.replace("_ ", "_") for line in lines)
             _box(ax, (x, y - height / 2), text, color, size=(2.8, height), fontsize=9)
             if k:
                 _arrow(ax, (x, y + 0.22), (x, y), "#444444")
             y -= height + 0.22
-    _frame(ax, (-1.6, 4.8), (-11.2, 1.4))
+    _frame(ax, (-1.6, 4.8), (-6.2, 1.4))
 
 
 def draw_total(ax: Axes, rows: Sequence[Mapping[str, Any]], calls: int) -> None:
