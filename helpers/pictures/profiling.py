@@ -12,35 +12,33 @@ from helpers.profiling import Roofline
 
 BLUE, ORANGE, GREEN, PINK, YELLOW, GRAY = "#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #777777".split()
 BOUNDS = [
-    ("device idle, the loop\nwaits for a batch", "data", "workers, work by the batch", YELLOW),
-    ("device idle between\nshort kernels", "overhead", "fuse, compile, no syncs", PINK),
-    ("device busy, on the\nslanted roof", "memory", "move fewer bytes, fuse", BLUE),
-    ("device busy, on the\nflat roof", "compute", "fewer FLOPs, lower precision", GREEN),
+    ("device idle, the loop\nwaits for a batch", "data", "workers,\nwork by the batch", YELLOW),
+    ("device idle between\nshort kernels", "overhead", "fuse, compile,\nno syncs", PINK),
+    ("device busy, on the\nslanted roof", "memory", "move fewer bytes,\nfuse", BLUE),
+    ("device busy, on the\nflat roof", "compute", "fewer FLOPs,\nlower precision", GREEN),
 ]
 
 
 def draw_loop(ax: Axes) -> None:
     """Draw measure → find the bound → change one thing → measure again."""
-    _box(ax, 0, 0, 1.5, 3.6, "measure\n\nwarm up\nmedian\nprofile", GRAY)
-    for row, (sign, bound, cure, color) in enumerate(BOUNDS):
-        y = 1.42 - 0.95 * row
-        _arrow(ax, (0.8, y), (1.22, y))
-        ax.text(1.3, y, sign, va="center", fontsize=8.5)
-        _arrow(ax, (3.0, y), (3.42, y))
-        _box(ax, 4.05, y, 1.15, 0.7, bound, color)
-        _arrow(ax, (4.67, y), (5.09, y))
-        ax.text(5.17, y, cure, va="center", fontsize=8.5)
+    _box(ax, 3.0, 2.35, 6.2, 0.55, "measure: warm up, take the median, profile", GRAY)
     for x, title in [
-        (1.3, "what the profile shows"),
-        (3.5, "the bound"),
-        (5.17, "change one thing"),
+        (0, "what the profile shows"),
+        (2.55, "the bound"),
+        (4.35, "change one thing"),
     ]:
-        ax.text(x, 2.12, title, color=GRAY, fontsize=8.5)
-    ax.plot([6.2, 6.2, 0, 0], [-1.85, -2.25, -2.25, -1.95], color=GRAY, lw=1)
-    _arrow(ax, (0, -2.1), (0, -1.83))
-    ax.text(3.1, -2.2, "check that the result is the same, measure again", ha="center",
-            va="bottom", color=GRAY, fontsize=8.5)  # fmt: skip
-    ax.set(xlim=(-0.85, 7.4), ylim=(-2.35, 2.35))
+        ax.text(x, 1.78, title, color=GRAY, fontsize=9)
+    for row, (sign, bound, cure, color) in enumerate(BOUNDS):
+        y = 1.25 - 0.85 * row
+        ax.text(0, y, sign, va="center", fontsize=9)
+        _arrow(ax, (2.05, y), (2.5, y))
+        _box(ax, 3.1, y, 1.1, 0.6, bound, color)
+        _arrow(ax, (3.72, y), (4.25, y))
+        ax.text(4.35, y, cure, va="center", fontsize=9)
+    _box(ax, 3.0, -2.05, 6.2, 0.55, "same result? then measure again", GRAY)
+    ax.plot([6.1, 6.45, 6.45, 6.3], [-2.05, -2.05, 2.35, 2.35], color=GRAY, lw=1)
+    _arrow(ax, (6.4, 2.35), (6.1, 2.35))
+    ax.set(xlim=(-0.15, 6.5), ylim=(-2.4, 2.7))
     ax.axis("off")
 
 
