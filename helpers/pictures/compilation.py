@@ -83,7 +83,7 @@ def draw_total(ax: Axes, rows: Sequence[Mapping[str, Any]], calls: int) -> None:
             color = BLUE if ratio < 1 else ORANGE
             ax.barh(-i + shift, ratio - 1, 0.32, left=1, color=color, alpha=1.0 if strong else 0.45)
             text = f"{ratio:,.0f}×" if ratio >= 10 else f"{ratio:.2f}×"
-            ax.text(max(ratio, 1) * 1.15, -i + shift, text, va="center", size=8, color=color)
+            ax.text(max(ratio, 1) * 1.15, -i + shift, text, va="center", size=9, color=color)
         ax.plot([steady] * 2, [-i - 0.42, -i + 0.42], color="black", lw=1.5)
     ax.axvline(1, color=GRAY, lw=0.8)
     ax.set(xscale="log", xlim=(0.1, 1e8), yticks=[-i for i in range(len(rows))])
