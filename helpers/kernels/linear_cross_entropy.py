@@ -78,6 +78,7 @@ def _linear_cross_entropy(
             torch.mm(logits, w, out=dx[rows])
         if grad_w:
             dw.addmm_(logits.T, x[rows])
+        del logits, args  # else this chunk lives on beside the next
     count = (target != ignore).sum()
     return loss.sum() / count, dx, dw, count.clamp(min=1)
 
