@@ -50,7 +50,7 @@ def draw_occupancy(ax: Axes, limits: dict[str, int], warps: int) -> None:
     """Draw how many programs each resource admits on one SM, and the 64 warp slots they fill."""
     fit = min(limits.values())
     for row, (name, programs) in enumerate(limits.items()):
-        tight, width = programs == fit, 1.4 * programs
+        tight, width = programs == fit, 1.4 * min(programs, 40)
         ax.broken_barh([(0, width)], (-row - 0.35, 0.7), fc=ORANGE if tight else PALE)
         ax.text(-1, -row, name, ha="right", va="center", weight="bold" if tight else "normal")
         ax.text(width + 0.6, -row, programs, va="center", color=ORANGE if tight else GRAY)

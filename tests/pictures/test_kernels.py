@@ -50,6 +50,11 @@ def test_occupancy_names_the_tightest_resource(ax):
     assert bold == ["registers"]
 
 
+def test_a_resource_that_hardly_limits_stays_inside_the_figure(ax):
+    pictures.draw_occupancy(ax, {"registers": 4, "shared memory": 228}, warps=4)
+    assert all(text.get_position()[0] < 65 for text in ax.texts) and "228" in texts(ax)
+
+
 def test_nothing_fits(ax):
     pictures.draw_occupancy(ax, {"registers": 0, "shared memory": 2}, warps=8)
     assert "0 × 8 warps resident: occupancy 0%" in texts(ax)
