@@ -78,15 +78,19 @@ def _linear_cross_entropy(
             torch.mm(logits, w, out=dx[rows])
         if grad_w:
             dw.addmm_(logits.T, x[rows])
+        del logits, args  # else this chunk lives on beside the next
     count = (target != ignore).sum()
     return loss.sum() / count, dx, dw, count.clamp(min=1)
 
 
 def _save(ctx, inputs, output):
+    ctx.set_materialize_grads(False)  # no zeros as large as dx and dw for their own gradients
     ctx.save_for_backward(*output[1:])
 
 
 def _backward(ctx, dloss, *_):
+    if dloss is None:
+        return (None,) * 6
     dx, dw, count = ctx.saved_tensors
     scale = dloss / count
     needed = ctx.needs_input_grad

@@ -1,0 +1,129 @@
+"""Chapter 13, drawn: programs, memory sectors, occupancy, the online softmax, tiles in cache."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Polygon, Rectangle
+
+BLUE, PALE, ORANGE, PEACH, GREEN, GRAY = "#0072B2 #D3E5F2 #D55E00 #F8DCC4 #00795A #666666".split()
+
+
+def draw_programs(ax: Axes, program: int, BLOCK: int, N: int = 13) -> None:
+    """Draw which of N elements one program of the grid loads, and which lanes the mask stops."""
+    grid, at = -(-N // BLOCK), [program * BLOCK + lane for lane in range(BLOCK)]
+    for k in range(grid):
+        _box(ax, (4 * k + 2, 3), 3.4, f"program {k}", BLUE if k == program else "white")
+    for k in range(N):
+        _box(ax, (k + 0.5, 0), 1, k, PALE if k in at else "white")
+    if program < grid:
+        for k in at[max(N - program * BLOCK, 0) :]:
+            _box(ax, (k + 0.5, 0), 1, k, PEACH, dashed=True)
+        corners = [(4 * program + 0.3, 2.5), (4 * program + 3.7, 2.5), (at[-1] + 1, 0.5)]
+        ax.add_patch(Polygon([*corners, (at[0], 0.5)], fc=PALE, alpha=0.5, zorder=0))
+        mask = [int(k < N) for k in at]
+        ax.text(0, -1.2, f"at = {program} × {BLOCK} + arange = {_row(at)}")
+        ax.text(0, -2.0, f"mask = at < {N} = {_row(mask)}")
+        ax.text(0, -2.8, f"{sum(mask)} of {BLOCK} lanes load and store", color=GRAY)
+    else:
+        ax.text(0, -1.2, f"not launched: {N} elements in blocks of {BLOCK}", color=ORANGE)
+        ax.text(0, -2.0, f"take {grid} programs, 0 to {grid - 1}", color=ORANGE)
+    ax.text(16.2, 3, "grid", va="center", color=GRAY)
+    ax.text(16.2, 0, "memory", va="center", color=GRAY)
+    _frame(ax, (-0.2, 18.6), (-3.2, 3.8))
+
+
+def draw_sectors(ax: Axes, sectors: Sequence[int], used: int) -> None:
+    """Draw 4 KiB of memory, 32 lines of 4 sectors of 32 bytes; `used`: bytes the warp asked for."""
+    for row in range(4):
+        y, lines = -1.7 * row, range(8 * row, 8 * row + 8)
+        ax.broken_barh([(4.8 * (k % 8), 4) for k in lines], (y, 1), fc="white", ec="#999999")
+        touched = [(4.8 * (s // 4 % 8) + s % 4, 1) for s in sectors if s // 4 in lines]
+        ax.broken_barh(touched, (y, 1), fc=ORANGE, ec="white", lw=0.8)
+        ax.text(-0.8, y + 0.5, f"{1024 * row} B", ha="right", va="center", size=8, color=GRAY)
+    moved, lines = 32 * len(sectors), len({s // 4 for s in sectors})
+    ax.text(0, 2.9, f"sectors of 32 B: {len(sectors)}, lines of 128 B: {lines}", size=11)
+    ax.text(0, 1.7, f"{used} B asked for, {moved} B moved: {used / moved:.0%} useful", color=GREEN)
+    _frame(ax, (-5.5, 38), (-5.4, 4))
+
+
+def draw_occupancy(ax: Axes, limits: dict[str, int], warps: int) -> None:
+    """Draw how many programs each resource admits on one SM, and the 64 warp slots they fill."""
+    fit = min(limits.values())
+    for row, (name, programs) in enumerate(limits.items()):
+        tight, width = programs == fit, 1.4 * min(programs, 40)
+        ax.broken_barh([(0, width)], (-row - 0.35, 0.7), fc=ORANGE if tight else PALE)
+        ax.text(-1, -row, name, ha="right", va="center", weight="bold" if tight else "normal")
+        ax.text(width + 0.6, -row, programs, va="center", color=ORANGE if tight else GRAY)
+    ax.broken_barh([(0, 64)], (-5, 0.7), fc="white", ec=GRAY)
+    busy = [(k * warps, warps) for k in range(fit)]
+    ax.broken_barh(busy, (-5, 0.7), fc=BLUE, ec="white", lw=0.8)
+    ax.text(-1, -4.65, "64 warps", ha="right", va="center")
+    ax.text(0, 0.65, "programs that fit, by resource", color=GRAY)
+    line = f"{fit} × {warps} warps resident: occupancy {fit * warps / 64:.0%}"
+    ax.text(0, -6, line, color=BLUE, size=11)
+    ax.axis("off")
+    ax.set(xlim=(-20, 65), ylim=(-6.2, 1.2))
+
+
+def draw_online(
+    ax: Axes, x: Sequence[float], states: Sequence[tuple], block: int, step: int
+) -> None:
+    """Draw the scores x, the blocks read so far, and the running (maximum, sum, factor)."""
+    seen = step * block
+    for k, score in enumerate(x):
+        fresh = seen - block <= k < seen
+        ax.bar(k, score, color=ORANGE if fresh else BLUE if k < seen else "#DDDDDD", width=0.8)
+        ax.text(k, score + 0.1, f"{score:g}", ha="center", size=8, color=GRAY)
+    for edge in range(block, len(x), block):
+        ax.axvline(edge - 0.5, color=GRAY, lw=0.6, ls=":")
+    if step:
+        top, total, factor = states[step - 1]
+        ax.axhline(top, color=GREEN, lw=1.5)
+        lines = [f"maximum so far  {top:g}", f"sum so far  {total:.3f}"]
+        lines += [f"old sum was multiplied by {factor:.3f}" if step > 1 else "first block"]
+    else:
+        lines = ["nothing read yet", "maximum −∞, sum 0"]
+    ax.text(len(x) + 0.3, max(x), "\n".join(lines), va="top", linespacing=1.7)
+    ax.set(xlim=(-0.7, len(x) + 9.5), ylim=(0, max(x) + 0.8), xticks=[], yticks=[])
+    ax.spines[["left", "bottom"]].set_visible(False)
+
+
+def draw_tiles(ax: Axes, tiles: Sequence[tuple[int, int]], size: int, wave: int) -> None:
+    """Draw C as size × size tiles, those of the first wave colored, and the strips they read.
+
+    tiles: (row, column) of each program in order of its id; a wave is what runs at one time.
+    """
+    running = tiles[:wave]
+    rows, columns = ({tile[axis] for tile in running} for axis in (0, 1))
+    ax.broken_barh([(3 + min(columns), len(columns))], (size + 1, 2), fc=ORANGE)
+    for row in sorted(rows):
+        ax.broken_barh([(0, 2)], (size - 1 - row, 1), fc=BLUE, ec="white", lw=0.4)
+        across = [c for r, c in running if r == row]  # neighbours in every order of the book
+        place = [(3 + min(across), len(across))]
+        ax.broken_barh(place, (size - 1 - row, 1), fc=GREEN, ec="white", lw=0.4)
+    frames = {"A": (0, 0, 2, size), "B": (3, size + 1, size, 2), "C": (3, 0, size, size)}
+    for name, (x, y, width, height) in frames.items():
+        ax.add_patch(Rectangle((x, y), width, height, fill=False, ec="#999999"))
+        at = (x + width + 0.8, y + 1) if name == "B" else (x + width / 2, -2.2)
+        ax.text(*at, name, ha="center", va="center", size=12)
+    lines = [f"{len(rows)} strips of A", f"+ {len(columns)} strips of B"]
+    lines += [f"= {len(rows) + len(columns)} strips read", f"for {len(running)} tiles of C"]
+    for k, line in enumerate(lines):
+        ax.text(size + 7, 0.7 * size - 3 * k, line, weight="bold" if k == 2 else "normal")
+    _frame(ax, (-0.3, 1.95 * size), (-3, size + 3.6))
+
+
+def _row(values: Sequence[int]) -> str:
+    return "[" + " ".join(map(str, values)) + "]"
+
+
+def _box(ax: Axes, at: tuple, width: float, text: object, face: str, dashed: bool = False) -> None:
+    style = {"fc": face, "ec": "#444444", "lw": 0.8, "ls": "--" if dashed else "-"}
+    ax.add_patch(Rectangle((at[0] - width / 2, at[1] - 0.5), width, 1, **style))
+    color = "white" if face == BLUE else "black"
+    ax.text(*at, text, ha="center", va="center_baseline", color=color, size=9)
+
+
+def _frame(ax: Axes, x: tuple[float, float], y: tuple[float, float]) -> None:
+    ax.axis("off")
+    ax.set(xlim=x, ylim=y, aspect="equal")
