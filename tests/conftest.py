@@ -1,7 +1,9 @@
 """For all tests: a fixed seed, nothing left in global state, and in CI no unexpected skip."""
 
+import importlib.util
 import os
 import random
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -19,6 +21,20 @@ def seeded():
     torch.manual_seed(0)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def load_benchmark():
+    """`load_benchmark("tensors")` is the module benchmarks/tensors.py, which no package holds."""
+
+    def load(name: str):
+        path = Path(__file__).resolve().parents[1] / "benchmarks" / f"{name}.py"
+        spec = importlib.util.spec_from_file_location(f"benchmark_of_{name}", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 @pytest.fixture

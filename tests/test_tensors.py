@@ -1,6 +1,4 @@
-import importlib.util
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import records, tensors
+from helpers import tensors
 
 CPU = torch.device("cpu")
 SIZES = st.lists(st.sampled_from([0, 1, 2, 3]), max_size=4).map(tuple)
@@ -130,12 +128,8 @@ def test_waiting_for_a_cpu_returns_at_once():
 
 
 @pytest.fixture
-def benchmark():
-    path = Path(records.FOLDER).parent / "tensors.py"
-    spec = importlib.util.spec_from_file_location("benchmark_of_tensors", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def benchmark(load_benchmark):
+    return load_benchmark("tensors")
 
 
 def test_the_benchmark_returns_a_record(benchmark):

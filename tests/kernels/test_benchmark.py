@@ -1,13 +1,9 @@
 """The harness of the kernel benchmark, at sizes that a CPU interprets in seconds."""
 
 import dataclasses
-import importlib.util
-from pathlib import Path
 
 import pytest
 import torch
-
-from helpers import records
 
 SMALL = {
     **{"vector_add": (64,), "dropout": (64,), "softmax": (2, 16), "rms_norm": (2, 16)},
@@ -17,12 +13,8 @@ SMALL = {
 
 
 @pytest.fixture
-def benchmark():
-    path = Path(records.FOLDER).parent / "kernels.py"
-    spec = importlib.util.spec_from_file_location("benchmark_of_kernels", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def benchmark(load_benchmark):
+    return load_benchmark("kernels")
 
 
 def small(benchmark, device, names):
