@@ -1,4 +1,3 @@
-import importlib
 import math
 from collections import Counter
 
@@ -8,7 +7,7 @@ from functorch.compile import default_partition
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import compilation, records
+from helpers import compilation
 
 
 def gelu(x):
@@ -136,9 +135,8 @@ def test_break_even_of_nothing_and_of_nonsense():
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(records.FOLDER.parent))
-    module = importlib.import_module("compilation")
+def benchmark(monkeypatch, load_benchmark):
+    module = load_benchmark("compilation")
     monkeypatch.setattr(module, "PAIRS", 3)
     return module
 

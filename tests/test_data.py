@@ -1,7 +1,6 @@
 import gzip
 import hashlib
 import http.server
-import importlib
 import itertools
 import os
 import shutil
@@ -13,7 +12,7 @@ import pytest
 import torch
 from torchvision.datasets import MNIST
 
-from helpers import data, records
+from helpers import data
 
 FULL = os.environ.get("PYTORCH_BOOK_DATA")
 
@@ -241,9 +240,8 @@ def test_buckets_differ_from_epoch_to_epoch_and_repeat_with_the_seed():
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(records.FOLDER.parent))
-    module = importlib.import_module("data")
+def benchmark(monkeypatch, load_benchmark):
+    module = load_benchmark("data")
     monkeypatch.setattr(module, "REPEATS", 3)
     yield module
     torch.set_num_threads(os.cpu_count() or 1)

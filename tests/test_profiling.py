@@ -1,4 +1,3 @@
-import importlib
 import time
 
 import pytest
@@ -10,7 +9,7 @@ from torch.profiler import record_function
 from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
-from helpers import profiling, records, tensors
+from helpers import profiling, tensors
 
 CPU = torch.device("cpu")
 
@@ -192,9 +191,8 @@ def test_roofs_of_this_machine_are_possible():
 # the benchmark
 
 
-def test_the_benchmark_has_a_row_for_everything(monkeypatch):
-    monkeypatch.syspath_prepend(str(records.FOLDER.parent))
-    benchmark = importlib.import_module("profiling")
+def test_the_benchmark_has_a_row_for_everything(monkeypatch, load_benchmark):
+    benchmark = load_benchmark("profiling")
     monkeypatch.setattr(profiling, "time_ms", lambda call, device: [(call(), 1.0)[1], 2.0, 3.0])
     record = benchmark.measure(CPU, sizes=(8, 16), mib=1)
     kinds = [row["kind"] for row in record.rows]
@@ -204,9 +202,8 @@ def test_the_benchmark_has_a_row_for_everything(monkeypatch):
     assert ops["softmax", 8] == (5 * 64, 2 * 4 * 64)
 
 
-def test_the_benchmark_asks_nvidia_smi(monkeypatch):
-    monkeypatch.syspath_prepend(str(records.FOLDER.parent))
-    benchmark = importlib.import_module("profiling")
+def test_the_benchmark_asks_nvidia_smi(monkeypatch, load_benchmark):
+    benchmark = load_benchmark("profiling")
     answer = type("Done", (), {"stdout": "97\n"})
     monkeypatch.setattr(benchmark.subprocess, "run", lambda *a, **k: answer)
     monkeypatch.setattr(profiling, "time_ms", lambda call, device: [1.0, 1.0, 1.0])
