@@ -1,36 +1,39 @@
-"""Chapter 13: each kernel against eager, `torch.compile` and, where it has one, Liger-Kernel.
+"""Chapter 13: each kernel against eager, `torch.compile`, Liger-Kernel and cuDNN's attention.
 
 On a GPU: sizes that matter, and the peers must be installed (liger-kernel). On a CPU the kernels
 are interpreted, so times there mean nothing; tiny sizes prove that the harness works.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch
 import torch.nn.functional as F
 import triton
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from helpers import records, tensors
+from helpers import records
 from helpers.kernels import INTERPRETED
 from helpers.kernels.attention import attention
 from helpers.kernels.dropout import dropout
 from helpers.kernels.gelu import gelu
-from helpers.kernels.layer_norm import layer_norm
 from helpers.kernels.linear_cross_entropy import linear_cross_entropy
 from helpers.kernels.matmul import matmul
-from helpers.kernels.rms_norm import rms_norm
+from helpers.kernels.norms import layer_norm, rms_norm
 from helpers.kernels.softmax import softmax
 from helpers.kernels.vector_add import vector_add
 
 DTYPES = (torch.bfloat16, torch.float32)
-SPEED = ("ours", "eager", "compile", "liger")
+SPEED = ("ours", "eager", "compile", "liger", "cudnn")
 UNITS = {
     **{"kernel": "name", "pass": "name", "dtype": "name", "shape": "elements"},
     **dict.fromkeys(SPEED, "ms"),
+    **{f"{name}_host": "ms" for name in SPEED},
     **{f"{name}_peak": "B" for name in SPEED},
     **{"bytes": "B", "flop": "count"},
 }
@@ -38,7 +41,7 @@ ROWS = [(4096, 256), (4096, 1024), (4096, 5000), (8192, 8192), (4096, 32768)]
 LENGTHS = [2**16, 2**20, 2**24, 2**26, 2**28]
 SQUARES = [(n, n, n) for n in (512, 1024, 2048, 4096, 8192)]
 TOKENS = [(4096, 2048, 32_000), (8192, 2048, 32_000), (8192, 4096, 32_000)]
-TOKENS += [(8192, 2048, 128_256), (16_384, 4096, 128_256)]
+TOKENS += [(8192, 4096, 128_256), (16_384, 4096, 128_256)]
 SEQUENCES = [(16, 32, 512, 64), (8, 32, 1024, 128), (4, 32, 2048, 128), (2, 32, 4096, 128)]
 SEQUENCES += [(1, 32, 16_384, 128), (4, 32, 4096, 64)]
 
@@ -47,6 +50,7 @@ SEQUENCES += [(1, 32, 16_384, 128), (4, 32, 4096, 64)]
 class Case:
     """An operation at given shapes: who computes it, and the least that must be moved and done.
 
+    peers: other libraries, by name, for a dtype.
     passes: "forward" or "backward" -> (elements read and written at least, FLOPs).
     """
 
@@ -54,13 +58,18 @@ class Case:
     inputs: Callable[..., list[Tensor]]
     ours: Callable
     eager: Callable
-    liger: Callable | None
+    peers: Callable[[torch.dtype], dict[str, Callable]]
     shapes: list[tuple[int, ...]]
     passes: Callable[..., dict[str, tuple[int, int]]]
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # the best backend is PyTorch's own choice
+def _sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # by the backend that PyTorch chooses
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def _cudnn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # the fastest on some GPUs; never chosen
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return _sdpa(q, k, v)
 
 
 def _logits_loss(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
@@ -85,11 +94,17 @@ def _liger() -> dict[str, Callable]:
     }
 
 
+def _peers(liger: dict[str, Callable], name: str, dtype: torch.dtype) -> dict[str, Callable]:
+    if name == "attention":
+        return {"cudnn": _cudnn} if liger and dtype is torch.bfloat16 else {}
+    return {"liger": liger[name]} if name in liger else {}
+
+
 def cases(liger: dict[str, Callable]) -> list[Case]:
     """Return all operations at the sizes of a GPU."""
 
     def make(name: str, inputs, ours, eager, shapes, passes) -> Case:
-        return Case(name, inputs, ours, eager, liger.get(name), shapes, passes)
+        return Case(name, inputs, ours, eager, partial(_peers, liger, name), shapes, passes)
 
     def rows(forward: int, backward: int):
         return lambda r, d: {"forward": (forward * r * d, 0), "backward": (backward * r * d, 0)}
@@ -160,11 +175,13 @@ def measure(
 ) -> records.Record:
     """Time every case, its contenders in turn, the L2 cache emptied before each call.
 
-    forward, backward: that pass alone; both: one after the other. *_peak: bytes allocated at most
+    forward, backward: that pass alone; both: one after the other. A time is the device's, from the
+    first kernel to the last; *_host: what the call takes on the host. *_peak: bytes allocated
     beyond the inputs. bytes: what the pass must read and write at least; flop: what it must
     compute. The provenance has this run's own ceilings: the copy bandwidth, the matrix rate.
     """
     torch.manual_seed(0)
+    functorch.donated_buffer = False  # else a compiled backward pass can run only once
     found = cases({} if INTERPRETED else _liger()) if found is None else found
     clock = "time.perf_counter" if device.type == "cpu" else "CUDA events, L2 emptied before each"
     provenance = records.provenance(device, repeats=repeats, clock=clock)
@@ -187,7 +204,7 @@ def _ceilings(device: torch.device, size: int = 2**29) -> dict[str, float]:
     a = torch.randn(n, n, dtype=torch.bfloat16, device=device)
     y = torch.empty_like(x)
     copy = _interleaved({"copy": lambda: y.copy_(x)}, device, 10)["copy"][1]
-    product = _interleaved({"mm": lambda: a @ a}, device, 10)["mm"][1]
+    product = _interleaved({"product": lambda: a @ a}, device, 10)["product"][1]
     return {
         "copy_gb_per_s": float(f"{2 * x.nbytes / copy / 1e6:.4g}"),
         "matmul_tflop_per_s": float(f"{2 * n**3 / product / 1e9:.4g}"),
@@ -199,8 +216,7 @@ def _rows(case: Case, shape: tuple, dtype: torch.dtype, device: torch.device, re
     for t in inputs:
         t.requires_grad_(t.is_floating_point())
     contenders = {"ours": case.ours, "eager": case.eager, "compile": torch.compile(case.eager)}
-    if case.liger:
-        contenders["liger"] = case.liger
+    contenders |= case.peers(dtype)
     rows = []
     for name, (elements, flop) in case.passes(*shape).items():
         calls = {who: _pass(name, function, inputs) for who, function in contenders.items()}
@@ -208,6 +224,7 @@ def _rows(case: Case, shape: tuple, dtype: torch.dtype, device: torch.device, re
         row = {"kernel": case.kernel, "pass": name, "dtype": str(dtype).removeprefix("torch.")}
         row |= {"shape": "x".join(map(str, shape))}
         row |= {who: times.get(who) for who in SPEED}
+        row |= {f"{who}_host": times.get(f"{who}_host") for who in SPEED}
         row |= {f"{who}_peak": peaks.get(who) for who in SPEED}
         rows.append(row | {"bytes": elements * dtype.itemsize, "flop": flop})
     return rows
@@ -241,29 +258,39 @@ def _peaks(calls: dict[str, Callable], device: torch.device) -> dict[str, int | 
 def _interleaved(
     calls: dict[str, Callable], device: torch.device, repeats: int
 ) -> dict[str, list[float]]:
-    """Return [p20, p50, p80] in ms for each call, one reading of each in turn."""
+    """Return [p20, p50, p80] in ms of each call and of its `_host` part, one reading in turn."""
     for call in calls.values():  # compile, tune, warm up
         for _ in range(3):
             call()
-    if device.type == "cpu":
-        readings = {
-            who: tensors.time_ms(call, device, max(repeats, 3)) for who, call in calls.items()
-        }
-        return readings
-    flush = torch.empty(
-        256 * 2**20, dtype=torch.int8, device=device
-    )  # four times the L2 of an H200
-    events: dict[str, list] = {who: [] for who in calls}
+    reading = _reading_on_gpu(device) if device.type == "cuda" else _reading_on_cpu
+    times: dict[str, list] = {name: [] for who in calls for name in (who, f"{who}_host")}
     for _ in range(repeats):
         for who, call in calls.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            flush.zero_()  # also keeps the GPU busy while the next call is being launched
-            start.record()
-            call()
-            end.record()
-            events[who].append((start, end))
-    torch.cuda.synchronize()
-    return {
-        who: records.quantiles([start.elapsed_time(end) for start, end in pairs])
-        for who, pairs in events.items()
-    }
+            device_ms, host_ms = reading(call)
+            times[who].append(device_ms)
+            times[f"{who}_host"].append(host_ms)
+    return {name: records.quantiles([float(t()) for t in some]) for name, some in times.items()}
+
+
+def _reading_on_cpu(call: Callable) -> tuple[Callable, Callable]:
+    start = time.perf_counter()
+    call()
+    took = (time.perf_counter() - start) * 1e3
+    return lambda: took, lambda: took
+
+
+def _reading_on_gpu(device: torch.device) -> Callable:
+    flush = torch.empty(256 * 2**20, dtype=torch.int8, device=device)  # several times the L2
+
+    def reading(call: Callable) -> tuple[Callable, Callable]:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        flush.zero_()
+        torch.cuda._sleep(2_000_000)  # about 1 ms: the kernels queue up and then run without gaps
+        start.record()
+        began = time.perf_counter()
+        call()
+        took = (time.perf_counter() - began) * 1e3
+        end.record()
+        return lambda: (end.synchronize(), start.elapsed_time(end))[1], lambda: took
+
+    return reading

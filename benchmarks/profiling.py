@@ -1,15 +1,18 @@
-"""Chapter 11: the roofs of this device, where operations lie below them, three planted bottlenecks.
+"""Chapter 11: this device's roofs and what lies below, planted bottlenecks, the profiler's cost.
 
 On a GPU also what `nvidia-smi` calls utilization while one tiny kernel after another runs.
 """
 
+import contextlib
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 from helpers import profiling, records, tensors
@@ -20,14 +23,16 @@ UNITS |= {"time": "ms", "utilization": "%"}
 
 
 def measure(device: torch.device, sizes: Sequence[int] = SIZES, mib: int = 256) -> records.Record:
-    """Rows of four kinds; `time` is p20/p50/p80 of one call, `flops` and `bytes` are exact.
+    """Rows of five kinds; `time` is p20/p50/p80 of one call, `flops` and `bytes` are exact.
 
     peak: a copy, a sweep in place, the largest matrix product. op: on float32 [n, n].
-    planted: a bottleneck and its cure, n calls each. utilization: of a GPU, by nvidia-smi.
+    planted: a bottleneck and its cure, n calls each. profiler: a job under the profiler, then
+    bare, in turn, on the host's clock. utilization: of a GPU, by nvidia-smi.
     """
     clock = "CUDA events, L2 flushed" if device.type == "cuda" else "torch.utils.benchmark.Timer"
     provenance = records.provenance(device, repeats=3, clock=f"{clock}, at least 3 readings")
     rows = [*_peaks(device, max(sizes), mib), *_operations(device, sizes), *_planted(device)]
+    rows += _profiler(device)
     if device.type == "cuda":
         rows.append(_utilization(device))
     return records.Record("profiling", provenance, UNITS, rows)
@@ -90,6 +95,36 @@ def _planted(device: torch.device, samples: int = 1024, steps: int = 16) -> Iter
         layers(torch.rand(8, 64, device=device)).sum().backward()
         step = torch.optim.AdamW(layers.parameters(), **kind).step
         yield _row("planted", name, step, device, n=len(list(layers.parameters())))
+
+
+def _profiler(device: torch.device, repeats: int = 15) -> Iterator[dict]:
+    tiny, block = torch.ones(8, device=device), torch.rand(512, 512, device=device)
+    adds, product = lambda: [tiny.add(tiny) for _ in range(100)], lambda: block @ block
+    jobs: dict[str, tuple[Callable, dict]] = {
+        "100 tiny additions": (adds, {}),
+        "the same with stacks": (adds, {"with_stack": True}),
+        "product of 512": (product, {}),
+    }
+    for name, (call, options) in jobs.items():
+        pairs = [
+            (_clock(call, device, options), _clock(call, device, None)) for _ in range(repeats + 1)
+        ]  # the first one sets the profiler up
+        for how, times in zip(("profiled", "bare"), zip(*pairs[1:], strict=True), strict=True):
+            row = {"kind": "profiler", "name": f"{name}, {how}", "n": 20, "flops": 0, "bytes": 0}
+            yield row | {"time": records.quantiles(list(times)), "utilization": None}
+
+
+def _clock(call: Callable, device: torch.device, options: dict | None, calls: int = 20) -> float:
+    """Return the ms of one call; under the profiler unless `options` is None."""
+    kinds = [ProfilerActivity.CPU, ProfilerActivity.CUDA][: 1 + (device.type == "cuda")]
+    bare = options is None
+    with contextlib.nullcontext() if bare else profile(activities=kinds, **options):
+        tensors.wait_for(device)
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        tensors.wait_for(device)
+        return (time.perf_counter() - start) / calls * 1e3
 
 
 def _utilization(device: torch.device, calls: int = 300_000) -> dict:

@@ -13,6 +13,8 @@ from torch._inductor.utils import run_and_get_code
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from helpers import records
+
 # A call in the code that Inductor wrote: a kernel of its own, or one of a library.
 KERNEL = r"\b((?:cpp|triton)_\w*fused\w*|(?:extern_kernels|torch\.ops)\.[\w.]+?)(?:\.run)?\("
 IDLE = ("empty", "_unsafe_view", "detach")  # operations without a kernel, besides the views
@@ -109,6 +111,19 @@ def stages(
 
     torch.compile(function, backend=backend, fullgraph=True)(*args).backward()
     return graphs
+
+
+def on_gpu(column: str) -> str | None:
+    """Return the range of `column` over a GPU's record, mode by mode, in words; None: no record."""
+    record = records.on_gpu("compilation")
+    if record is None:
+        return None
+    found: dict[str, list[float]] = {}
+    for row in record.rows:
+        value = row[column]
+        found.setdefault(row["mode"], []).append(value[1] if isinstance(value, list) else value)
+    ranges = [f"{mode} {min(some):.3g}–{max(some):.3g}" for mode, some in found.items()]
+    return f"{record.provenance['device']}: " + ", ".join(ranges)
 
 
 def break_even(compile_s: float, eager_ms: float, compiled_ms: float) -> float:

@@ -18,8 +18,8 @@ VERDICTS = {
     "not-recorded": ("not recorded yet", "尚无实测记录"),
 }
 MISSING = {
-    "en": "`make measure NAME={name}` on a machine with a GPU writes the record behind this line",
-    "zh": "在有 GPU 的机器上运行 `make measure NAME={name}`，写出记录，这一行才有结果",
+    "en": "`make measure NAME={stem}` on a machine with a GPU writes the record behind this line",
+    "zh": "在有 GPU 的机器上运行 `make measure NAME={stem}`，写出记录，这一行才有结果",
 }
 
 
@@ -31,27 +31,32 @@ def claims() -> dict[str, dict[str, Any]]:
     return yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))
 
 
-def result(claim_id: str, verdict: str, **values: bool | int | float | str) -> None:
+def result(claim_id: str, verdict: str, **values: bool | int | float | str | None) -> None:
     """Show what was measured for a claim, as a visible line and as data for the claims page.
 
-    claim_id: a key of ``book/claims.yml``; its `result` template says the values in each language.
-    verdict: one of ``holds``, ``holds-if``, ``false``, or ``not-recorded``, which shows no values.
-    Raises ValueError for an unknown id or verdict and for values that the template does not use.
+    claim_id: a key of ``book/claims.yml``; its `result` template says the values in each language,
+    for None that there is no record yet. verdict: ``holds``, ``holds-if``, ``false``, or
+    ``not-recorded``, which needs no values. Raises ValueError for an unknown id or verdict, for a
+    value that is missing, and for one that the template does not use.
     """
     if claim_id not in claims():
         raise ValueError(f"unknown claim {claim_id!r}; expected one of {sorted(claims())}")
     if verdict not in VERDICTS:
         raise ValueError(f"unknown verdict {verdict!r}; expected one of {list(VERDICTS)}")
     entry = claims()[claim_id]
-    try:
-        text = {lang: entry["result"][lang].format(**values) for lang in ("en", "zh")}
-    except KeyError as missing:
-        raise ValueError(f"{claim_id} needs the value {missing}; got {sorted(values)}") from None
     unused = [name for name in values if f"{{{name}" not in entry["result"]["en"]]
     if unused:
         raise ValueError(f"{claim_id} has no place for {unused} in its result template")
-    if verdict == "not-recorded":
-        text = {lang: line.format(name=entry["chapter"][3:]) for lang, line in MISSING.items()}
+    templates = MISSING if verdict == "not-recorded" else entry["result"]
+    text = {}
+    for lang, none in zip(("en", "zh"), VERDICTS["not-recorded"], strict=True):
+        given = {k: none if v is None else v for k, v in values.items()}
+        try:
+            text[lang] = templates[lang].format(**given, stem=entry["chapter"][3:])
+        except KeyError as missing:
+            raise ValueError(
+                f"{claim_id} needs the value {missing}; got {sorted(values)}"
+            ) from None
     display(
         {
             MIME: {"id": claim_id, "verdict": verdict, "values": values},

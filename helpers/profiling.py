@@ -111,6 +111,20 @@ def count(call: Callable[[], object]) -> tuple[int, int]:
     return counter.get_total_flops(), traffic.bytes
 
 
+def on_gpu(kind: str) -> str | None:
+    """Return by how much the rows of `kind` in a GPU's record exceed their partners, in words.
+
+    Rows come in pairs: ``planted`` and cured, under the ``profiler`` and bare. None: no record.
+    """
+    record = records.on_gpu("profiling")
+    if record is None:
+        return None
+    rows = [row for row in record.rows if row["kind"] == kind]
+    pairs = zip(rows[::2], rows[1::2], strict=True)
+    ratios = [f"{a['name']} {a['time'][1] / b['time'][1]:.2f}×" for a, b in pairs]
+    return f"{record.provenance['device']}: " + "; ".join(ratios)
+
+
 @dataclass(frozen=True)
 class Roofline:
     """The peaks of one device: `bandwidth` in bytes/s, `rate` in FLOP/s (Williams et al., 2009)."""

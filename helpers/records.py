@@ -99,6 +99,13 @@ def load(name: str, device: str) -> Record | None:
     return Record(name, data["provenance"], data["units"], data["rows"])
 
 
+def on_gpu(name: str) -> Record | None:
+    """Return the latest record of `name` that a GPU made, or None when there is none yet."""
+    devices = {path.name.split(".")[1] for path in FOLDER.glob(f"{name}.*.json")} - {"cpu"}
+    made = [load(name, device) for device in devices]
+    return max(made, key=lambda record: record.provenance["date"], default=None)
+
+
 def quantiles(values: list[float]) -> list[float]:
     """Return [p20, p50, p80] of at least three values, to 4 significant digits."""
     if len(values) < 3:

@@ -1,5 +1,6 @@
 import math
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -122,6 +123,21 @@ def test_break_even_is_the_first_call_that_pays(compile_s, eager, compiled):
     total = lambda n: compile_s * 1e3 + n * compiled - n * eager  # noqa: E731
     slack = 1e-9 * (compile_s * 1e3 + calls * eager)
     assert total(calls) <= slack and total(calls - 1) >= -slack
+
+
+def test_a_record_in_words(monkeypatch):
+    rows = [
+        ("default", [1.0, 2.0, 3.0], 8),
+        ("script", [1.0, 1.5, 2.0], 4),
+        ("default", [3.0] * 3, 4),
+    ]
+    rows = [{"mode": mode, "ratio": ratio, "peak": peak} for mode, ratio, peak in rows]
+    record = SimpleNamespace(provenance={"device": "Chip"}, rows=rows)
+    monkeypatch.setattr(compilation.records, "on_gpu", lambda name: record)
+    assert compilation.on_gpu("ratio") == "Chip: default 2–3, script 1.5–1.5"
+    assert compilation.on_gpu("peak") == "Chip: default 4–8, script 4–4"
+    monkeypatch.setattr(compilation.records, "on_gpu", lambda name: None)
+    assert compilation.on_gpu("ratio") is None
 
 
 def test_break_even_of_nothing_and_of_nonsense():

@@ -37,10 +37,17 @@ def test_result_is_a_line_and_data(shown):
 
 
 def test_without_a_record_it_says_how_to_make_one(shown):
-    ledger.result("M99", "not-recorded", wet="–", total="–")
+    ledger.result("M99", "not-recorded")
     assert shown[0]["text/plain"].startswith("M99 · not recorded yet · `make measure NAME=test` on")
     assert "<code>make measure NAME=test</code>" in shown[0]["text/html"]
-    assert "–" not in shown[0]["text/html"]
+    assert shown[0][ledger.MIME]["values"] == {}
+
+
+def test_a_value_without_a_record_says_so_in_each_language(shown):
+    ledger.result("M99", "holds", wet=3, total=None)
+    assert shown[0]["text/plain"] == "M99 · holds · 3 of not recorded yet drops"
+    assert "尚无实测记录 滴中有 3 滴" in shown[0]["text/html"]
+    assert shown[0][ledger.MIME]["values"] == {"wet": 3, "total": None}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -197,9 +198,24 @@ def test_the_benchmark_has_a_row_for_everything(monkeypatch, load_benchmark):
     record = benchmark.measure(CPU, sizes=(8, 16), mib=1)
     kinds = [row["kind"] for row in record.rows]
     assert [kinds.count(k) for k in ("peak", "op", "planted", "utilization")] == [3, 6, 6, 0]
+    pairs = [row["name"].rpartition(", ")[::2] for row in record.rows if row["kind"] == "profiler"]
+    assert len(pairs) == 6 and [how for _, how in pairs] == ["profiled", "bare"] * 3
+    assert all(a[0] == b[0] for a, b in zip(pairs[::2], pairs[1::2], strict=True))
     ops = {(r["name"], r["n"]): (r["flops"], r["bytes"]) for r in record.rows if r["kind"] == "op"}
     assert ops["matmul", 16] == (2 * 16**3, 3 * 4 * 256) and ops["add", 8] == (64, 3 * 4 * 64)
     assert ops["softmax", 8] == (5 * 64, 2 * 4 * 64)
+
+
+def test_a_record_in_words(monkeypatch):
+    rows = [
+        {"kind": "planted", "name": n, "time": [t] * 3} for n, t in [("slow", 3.0), ("well", 2.0)]
+    ]
+    rows += [{"kind": "op", "name": "add", "time": [1.0] * 3}]
+    record = SimpleNamespace(provenance={"device": "Chip"}, rows=rows)
+    monkeypatch.setattr(profiling.records, "on_gpu", lambda name: record)
+    assert profiling.on_gpu("planted") == "Chip: slow 1.50×"
+    monkeypatch.setattr(profiling.records, "on_gpu", lambda name: None)
+    assert profiling.on_gpu("planted") is None
 
 
 def test_the_benchmark_asks_nvidia_smi(monkeypatch, load_benchmark):

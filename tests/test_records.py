@@ -30,6 +30,16 @@ def test_save_and_load_round_trip(tmp_path, monkeypatch):
     assert len(path.read_text().splitlines()) > 10 and json.loads(path.read_text())["rows"]
 
 
+def test_the_latest_record_of_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "FOLDER", tmp_path)
+    records.save(record(provenance={**GOOD, "date": "2026-03-01T00:00Z"}), "cpu")
+    assert records.on_gpu("demo") is None
+    for chip, month in {"old": "01", "new": "02"}.items():
+        records.save(record(provenance={**GOOD, "device": chip, "date": f"2026-{month}-01"}), chip)
+    assert records.on_gpu("demo").provenance["device"] == "new"
+    assert records.on_gpu("dem") is None
+
+
 def test_caption_and_column():
     assert record().caption() == "recorded on a chip, torch 2, 2026-01-02, commit abc"
     assert record().column("size") == [1, 2]

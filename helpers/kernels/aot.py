@@ -83,7 +83,7 @@ def build(launch: Launch, arch: int) -> triton.compiler.CompiledKernel:
 
 
 def _type(value: Any, constant: bool) -> str:
-    if constant or (type(value) is int and value == 1):  # a 1 is compiled in: strides often are 1
+    if constant or value is None or (type(value) is int and value == 1):  # as Triton does with a 1
         return "constexpr"
     if isinstance(value, Tensor):
         return TYPES[value.dtype]

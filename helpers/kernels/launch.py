@@ -91,6 +91,16 @@ def require(**tensors: Tensor) -> None:
             )
 
 
+def require_vectors(x: Tensor, most: int, **vectors: Tensor) -> None:
+    """Raise ValueError unless each vector is [D], D the last dimension of x, 1 <= D <= most."""
+    for name, vector in vectors.items():
+        if vector.shape != x.shape[-1:] or not 0 < len(vector) <= most:
+            raise ValueError(
+                f"{name}: expected [D] with D the last of x, {list(x.shape)}, "
+                f"and 1 to {most}; got {list(vector.shape)}"
+            )
+
+
 def as_rows(x: Tensor) -> Tensor:
     """Return [..., D] as [R, D] whose rows lie in one piece, copied only when they do not."""
     if x.ndim == 0:

@@ -22,9 +22,7 @@ def _kernel(
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < N  # the last block may stick out
     x, y = tl.load(x_ptr + at, inside), tl.load(y_ptr + at, inside)
-    if (
-        x.dtype != tl.float64
-    ):  # the interpreter cannot add bfloat16; a GPU does it in float32 anyway
+    if x.dtype != tl.float64:  # the interpreter cannot add bfloat16; a GPU goes by float32 anyway
         x, y = x.to(tl.float32), y.to(tl.float32)
     tl.store(z_ptr + at, (x + y).to(z_ptr.dtype.element_ty), inside)
 

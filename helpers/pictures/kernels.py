@@ -1,9 +1,12 @@
-"""Chapter 13, drawn: programs, memory sectors, occupancy, the online softmax, tiles in cache."""
+"""Chapter 13, drawn: programs, sectors, occupancy, the online softmax, tiles, the record."""
 
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Polygon, Rectangle
+
+from helpers.kernels import speed
+from helpers.records import Record
 
 BLUE, PALE, ORANGE, PEACH, GREEN, GRAY = "#0072B2 #D3E5F2 #D55E00 #F8DCC4 #00795A #666666".split()
 
@@ -111,6 +114,24 @@ def draw_tiles(ax: Axes, tiles: Sequence[tuple[int, int]], size: int, wave: int)
     for k, line in enumerate(lines):
         ax.text(size + 7, 0.7 * size - 3 * k, line, weight="bold" if k == 2 else "normal")
     _frame(ax, (-0.3, 1.95 * size), (-3, size + 3.6))
+
+
+def draw_shares(ax: Axes, record: Record) -> None:
+    """Draw for each kernel and pass, at its largest size, the share of the ceiling in percent."""
+    rows = speed.largest(record)
+    for who, marker, color in zip(
+        speed.WHO, "oDs^v", (ORANGE, GRAY, BLUE, GREEN, "black"), strict=True
+    ):
+        shares = [speed.share(record, row, who) for row in rows]
+        points = [(100 * share, at) for at, share in enumerate(shares) if share]
+        if points:
+            ax.plot(*zip(*points, strict=True), marker, color=color, label=who, mfc="none", ms=7)
+    ax.set_yticks(range(len(rows)), [f"{row['kernel']}, {row['pass']}" for row in rows])
+    ax.axvline(100, color=GRAY, lw=0.8, ls=":")
+    ax.set(xlabel="% of the ceiling measured in the same run", xlim=(0, 110))
+    ax.invert_yaxis()
+    ax.legend(loc="lower left", frameon=False)
+    ax.set_title(record.caption(), loc="left", fontsize=8)
 
 
 def _row(values: Sequence[int]) -> str:

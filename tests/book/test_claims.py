@@ -66,6 +66,5 @@ def test_both_languages_state_the_same_claim(name):
 def test_results_fill_their_templates(one):
     assert one["verdict"] in VERDICTS
     templates = CLAIMS[one["id"]]["result"]
-    for template in templates.values():
-        assert template.format(**one["values"])
-    assert set(one["values"]) == set(fields(templates["en"]))
+    if one["values"] or one["verdict"] != "not-recorded":
+        assert set(one["values"]) == set(fields(templates["en"]))

@@ -19,17 +19,16 @@ from helpers.kernels import (
     attention_backward,
     dropout,
     gelu,
-    layer_norm,
     linear_cross_entropy,
     matmul,
-    rms_norm,
+    norms,
     softmax,
     vector_add,
 )
 
 MODULES = (
-    *(attention, attention_backward, dropout, gelu, layer_norm, linear_cross_entropy),
-    *(matmul, rms_norm, softmax, vector_add),
+    *(attention, attention_backward, dropout, gelu, linear_cross_entropy),
+    *(matmul, norms, softmax, vector_add),
 )
 
 
@@ -40,10 +39,9 @@ def calls(dtype: torch.dtype) -> None:
     softmax._softmax(x)
     softmax._softmax_backward(x, x)
     softmax._softmax(torch.empty(2, 40_000, dtype=dtype))  # rows wider than a block
-    _, r = rms_norm._rms_norm(x, w, 1e-6)
-    rms_norm._rms_norm_backward(x, w, r, x)
-    _, stats = layer_norm._layer_norm(x, w, w, 1e-5)
-    layer_norm._layer_norm_backward(x, w, stats, x)
+    for bias in (None, w):  # RMSNorm, LayerNorm
+        _, stats = norms._norm(x, w, bias, 1e-5)
+        norms._norm_backward(x, w, stats, x)
     dropout._dropout(x, 0.1, 3)
     for tanh in (False, True):
         gelu._gelu(x, w, tanh)

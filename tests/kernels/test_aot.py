@@ -14,10 +14,9 @@ ROOT = Path(__file__).parents[2]
 KERNELS = {
     *("attention._forward_kernel", "attention_backward._backward_q_kernel"),
     *("attention_backward._backward_kv_kernel", "dropout._kernel", "gelu._forward_kernel"),
-    *("gelu._backward_kernel", "layer_norm._forward_kernel", "layer_norm._backward_kernel"),
-    *("linear_cross_entropy._kernel", "matmul._kernel", "rms_norm._forward_kernel"),
-    *("rms_norm._backward_kernel", "softmax._forward_kernel", "softmax._backward_kernel"),
-    "vector_add._kernel",
+    *("gelu._backward_kernel", "linear_cross_entropy._kernel", "matmul._kernel"),
+    *("norms._forward_kernel", "norms._backward_kernel", "softmax._forward_kernel"),
+    *("softmax._backward_kernel", "vector_add._kernel"),
 }
 
 

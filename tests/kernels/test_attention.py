@@ -32,13 +32,18 @@ def test_head_sizes(device, size):
     assert_within_budget(*pair(True), inputs(20, 20, size, device))
 
 
-@pytest.mark.parametrize("lead", [(0, 2), (2, 0), (2, 3)])
-def test_batches_and_heads(device, lead):
-    assert_within_budget(*pair(True), inputs(5, 5, 16, device, lead=lead))
+def test_batches_and_heads(device):
+    assert_within_budget(*pair(True), inputs(5, 5, 16, device, lead=(2, 3)))
 
 
-def test_no_queries(device):
-    assert attention(*inputs(0, 5, 16, device)).shape == (1, 2, 0, 16)
+@pytest.mark.parametrize(("lead", "t"), [((0, 2), 5), ((2, 0), 5), ((1, 2), 0)])
+def test_empty(device, lead, t):
+    """Without the reference: PyTorch 2.11's own operation divides by zero and ends the process."""
+    q, k, v = inputs(t, 5, 16, device, lead=lead)
+    y = attention(q, k, v)
+    y.sum().backward()
+    assert y.shape == (*lead, t, 16)
+    assert all(x.grad.eq(0).all() for x in (q, k, v))
 
 
 def test_heads_from_a_transposed_projection(device):

@@ -1,6 +1,7 @@
 """The harness of the kernel benchmark, at sizes that a CPU interprets in seconds."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -44,18 +45,21 @@ def test_contenders_agree(benchmark):
 
 
 def test_a_record(benchmark, monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda f: f)  # seconds for each, and not what is tested
+    """Every contender but the peers runs every pass; a compiled backward pass more than once."""
+    graphs = partial(torch.compile, backend="aot_eager")  # no code is generated: seconds for each
+    monkeypatch.setattr(torch, "compile", graphs)
     monkeypatch.setattr(benchmark, "DTYPES", (torch.float32,))
-    record = small(benchmark, "cpu", {"softmax", "matmul", "linear_cross_entropy"})
-    passes = [(row["kernel"], row["pass"]) for row in record.rows]
-    assert passes == [
-        *[("softmax", "forward"), ("softmax", "backward")],
-        *[("matmul", "forward"), ("linear_cross_entropy", "both")],
-    ]
-    first = record.rows[0]
+    record = small(benchmark, "cpu", SMALL)
+    rows = {(row["kernel"], row["pass"]): row for row in record.rows}
+    both = {"softmax", "rms_norm", "layer_norm", "gelu", "dropout", "attention"}
+    assert {kernel for kernel, name in rows if name == "backward"} == both
+    assert {kernel for kernel, name in rows if name == "both"} == {"linear_cross_entropy"}
+    assert len(rows) == len(record.rows) == 8 + 6 + 1
+    first = rows["softmax", "forward"]
     assert first["bytes"] == 2 * 2 * 16 * 4 and first["shape"] == "2x16"
     assert first["ours"][1] > 0 and first["liger"] is None and first["ours_peak"] is None
-    assert record.rows[2]["flop"] == 2 * 16**3
+    assert first["compile_host"][1] > 0 and first["cudnn_host"] is None
+    assert rows["matmul", "forward"]["flop"] == 2 * 16**3
     assert record.provenance["copy_gb_per_s"] > 0 and record.provenance["interpreted"]
 
 

@@ -65,7 +65,9 @@ def claim_row(name: str, entry: dict, found: list[dict], tag: str) -> list[str]:
     verdict = found[0]["verdict"] if found else "no-result"
     measured = "–"
     if verdict not in ("no-result", "not-recorded"):
-        measured = entry["result"][tag].format(**found[0]["values"])
+        none, values = _("not recorded yet"), found[0]["values"]
+        values = {name: none if value is None else value for name, value in values.items()}
+        measured = entry["result"][tag].format(**values)
     badge = f"[{verdict_words()[verdict]}]{{.verdict .verdict--{verdict}}}"
     return [f"[{name}]{{#claim-{name.lower()}}}", entry["claim"][tag], measured, badge]
 
