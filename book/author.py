@@ -33,6 +33,8 @@ def clean(notebook: dict) -> dict:
     for cell in notebook["cells"]:
         for key in VOLATILE:
             cell["metadata"].pop(key, None)
+        if "outputs" in cell:
+            cell["outputs"] = merged(cell["outputs"])
         for output in cell.get("outputs", []):
             output.get("metadata", {}).clear()
             if "text" in output:
@@ -42,6 +44,18 @@ def clean(notebook: dict) -> dict:
             if "traceback" in output:
                 output["traceback"] = [portable(line) for line in output["traceback"]]
     return notebook
+
+
+def merged(outputs: list[dict]) -> list[dict]:
+    """One output where a stream arrived in pieces: how it is cut depends on the clock."""
+    kept: list[dict] = []
+    for output in outputs:
+        last = kept[-1] if kept else {}
+        if "name" in output and output["name"] == last.get("name"):
+            last["text"] = "".join([*last["text"], *output["text"]])
+        else:
+            kept.append(output)
+    return kept
 
 
 def portable(text: str) -> str:

@@ -151,6 +151,19 @@ def test_execute_leaves_no_trace_of_the_machine(tmp_path):
     assert "ipykernel_" not in json.dumps(done).replace("ipykernel_N/N.py", "")
 
 
+def test_a_stream_in_pieces_is_one_output():
+    import author
+
+    def piece(name, text):
+        return {"output_type": "stream", "name": name, "text": text}
+
+    outputs = [piece("stdout", ["a ", "b\n"]), piece("stdout", "c"), piece("stderr", "d")]
+    outputs += [{"output_type": "display_data", "data": {}}, piece("stdout", ["e\n", "f"])]
+    cell = {"metadata": {}, "outputs": outputs}
+    done = author.clean({"cells": [cell], "metadata": {}})["cells"][0]["outputs"]
+    assert [o.get("text") for o in done] == [["a b\n", "c"], ["d"], None, ["e\n", "f"]]
+
+
 def test_execute_keeps_the_file_when_a_cell_fails(tmp_path, capsys):
     import author
 
