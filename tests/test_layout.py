@@ -53,7 +53,7 @@ def test_every_module_names_its_chapter_and_has_tests(path):
 @pytest.mark.parametrize("path", KERNELS, ids=ids(KERNELS))
 def test_every_kernel_names_its_chapter_and_has_tests(path):
     assert path.read_text().startswith('"""Chapter 13: ')
-    shared = {"attention_backward": "attention"}  # tested through it
+    shared = {"attention_backward": "attention", "norms_backward": "norms"}  # tested through it
     assert (ROOT / "tests" / "kernels" / f"test_{shared.get(path.stem, path.stem)}.py").exists()
 
 

@@ -5,6 +5,9 @@ notes the launches of a call; `build` compiles one of them for an architecture. 
 with TRITON_INTERPRET=0: an interpreted kernel cannot be compiled.
 """
 
+import re
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,13 +24,8 @@ from triton.runtime.autotuner import Autotuner
 # Shared memory a program may use, bytes (CUDA C++ Programming Guide, table "Technical
 # Specifications per Compute Capability"): the compiler does not check it.
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-TYPES = {
-    torch.float16: "*fp16",
-    torch.bfloat16: "*bf16",
-    torch.float32: "*fp32",
-    torch.float64: "*fp64",
-    torch.int64: "*i64",
-}
+TYPES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
+TYPES |= {torch.float64: "*fp64", torch.int64: "*i64"}
 OPTIONS = ("num_warps", "num_stages")
 
 
@@ -80,6 +78,16 @@ def build(launch: Launch, arch: int) -> triton.compiler.CompiledKernel:
             f"of shared memory on sm_{arch}, got {built.metadata.shared}"
         )
     return built
+
+
+def stack(cubin: bytes) -> int:
+    """Return the bytes of stack a thread uses: where registers that were too few are spilled."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return max(int(size) for size in re.findall(r"STACK:(\d+)", usage))
 
 
 def _type(value: Any, constant: bool) -> str:

@@ -81,12 +81,8 @@ def _backward_kernel(
 
 def _tile(x: Tensor, tanh: bool) -> dict:
     block = min(triton.next_power_of_2(max(x.shape[1], 1)), 1024)
-    return {
-        "TANH": tanh,
-        "ROWS": max(1, 1024 // block),
-        "BLOCK": block,
-        "ACC": accumulator(x.dtype),
-    }
+    tile = {"ROWS": max(1, 1024 // block), "BLOCK": block}
+    return {"TANH": tanh, "ACC": accumulator(x.dtype), **tile}
 
 
 @operator("gelu")

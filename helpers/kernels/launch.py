@@ -66,7 +66,8 @@ def row_tile(columns: int, most: int) -> dict[str, int]:
     """
     block = min(triton.next_power_of_2(max(columns, 1)), most)
     rows = max(1, 1024 // block)
-    return {"ROWS": rows, "BLOCK": block, "num_warps": min(max(rows * block // 512, 4), 16)}
+    warps = 32 if block > 16384 else min(max(rows * block // 512, 4), 16)
+    return {"ROWS": rows, "BLOCK": block, "num_warps": warps}
 
 
 def programs(tiles: int, device: torch.device) -> int:

@@ -22,13 +22,14 @@ from helpers.kernels import (
     linear_cross_entropy,
     matmul,
     norms,
+    norms_backward,
     softmax,
     vector_add,
 )
 
 MODULES = (
     *(attention, attention_backward, dropout, gelu, linear_cross_entropy),
-    *(matmul, norms, softmax, vector_add),
+    *(matmul, norms, norms_backward, softmax, vector_add),
 )
 
 
@@ -41,7 +42,9 @@ def calls(dtype: torch.dtype) -> None:
     softmax._softmax(torch.empty(2, 40_000, dtype=dtype))  # rows wider than a block
     for bias in (None, w):  # RMSNorm, LayerNorm
         _, stats = norms._norm(x, w, bias, 1e-5)
-        norms._norm_backward(x, w, stats, x)
+        norms_backward.norm_backward(x, w, stats, x)
+        wide = x.view(16, -1)  # wide rows: the sums by columns
+        norms_backward.norm_backward(wide, wide[0], stats[:, :16], wide)
     dropout._dropout(x, 0.1, 3)
     for tanh in (False, True):
         gelu._gelu(x, w, tanh)
@@ -93,6 +96,7 @@ def row(launch: aot.Launch, arch: int, dtype: torch.dtype) -> dict:
     return result | {
         "cubin": len(built.asm["cubin"]),
         "shared": built.metadata.shared,
+        "stack": aot.stack(built.asm["cubin"]),
         "matrix": next((i for i in ("wgmma", "tcgen05.mma", "mma.sync") if i in ptx), None),
     }
 

@@ -15,7 +15,12 @@ KERNELS = {
     *("attention._forward_kernel", "attention_backward._backward_q_kernel"),
     *("attention_backward._backward_kv_kernel", "dropout._kernel", "gelu._forward_kernel"),
     *("gelu._backward_kernel", "linear_cross_entropy._kernel", "matmul._kernel"),
-    *("norms._forward_kernel", "norms._backward_kernel", "softmax._forward_kernel"),
+    *(
+        "norms._forward_kernel",
+        "norms_backward._backward_kernel",
+        "norms_backward._sums_kernel",
+        "softmax._forward_kernel",
+    ),
     *("softmax._backward_kernel", "vector_add._kernel"),
 }
 
@@ -51,6 +56,15 @@ def test_matrix_products_use_the_tensor_cores_of_the_architecture(builds, arch, 
     for kernel in ("matmul._kernel", "attention._forward_kernel"):
         used = {row["matrix"] for row in builds if (row["kernel"], row["arch"]) == (kernel, arch)}
         assert wanted in used
+
+
+def test_registers_suffice_on_sm_90(builds):
+    """Each kernel has a configuration that spills none to memory, wide rows included."""
+    for kernel in KERNELS:
+        stacks = [row["stack"] for row in builds if (row["kernel"], row["arch"]) == (kernel, 90)]
+        assert min(stacks) == 0, kernel
+    norms = [row for row in builds if "norms" in row["kernel"] and row["arch"] == 90]
+    assert len(norms) >= 8 and not any(row["stack"] for row in norms)
 
 
 @pytest.mark.slow
