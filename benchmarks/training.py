@@ -1,20 +1,26 @@
-"""Chapter 06: what the Trainer costs on top of the same loop written by hand.
+"""Chapter 06: what the Trainer, and Lightning's, cost on top of the same loop written by hand.
 
-Two models, a small one (where overhead shows) and the book's ConvNet; both loops make the same
-updates on the same batches. Chunks of steps alternate A B B A, so that a slow moment of the
-machine hits both; a row gives the quantiles of a chunk's time per step and of the paired ratios.
+Two models, a small one (where overhead shows) and the book's ConvNet; all loops make the same
+updates on the same batches. Chunks of steps alternate A B B A, with one of Lightning's between,
+so that a slow moment of the machine hits all; a row gives the quantiles of a chunk's time per step
+and of the paired ratios. Lightning runs `barebones`: with all that can be turned off turned off.
 """
 
+import logging
 import time
+import warnings
+from collections.abc import Callable
 
+import lightning as L
 import torch
 import torch.nn.functional as F
 
 from helpers import models, records
 from helpers.training import TrainConfig, Trainer
 
-PAIRS, CHUNK = 120, 10
-UNITS = {"model": "name", "bare": "ms", "trainer": "ms", "ratio": "trainer / bare"}
+PAIRS, CHUNK, WARM_UP = 120, 10, 3
+UNITS = {"model": "name", "bare": "ms", "trainer": "ms", "lightning": "ms"}
+UNITS |= {"ratio": "trainer / bare", "lightning_ratio": "lightning / bare"}
 
 
 def job(name: str, device: torch.device):
@@ -56,23 +62,71 @@ def clock(run, *arguments) -> float:
     return (time.perf_counter() - start) / CHUNK * 1e3
 
 
+class Module(L.LightningModule):
+    """The same job for Lightning."""
+
+    def __init__(self, model, optimizer):
+        super().__init__()
+        self.model, self.made = model, optimizer
+
+    def training_step(self, batch, index):
+        return cross_entropy(self.model, batch)
+
+    def configure_optimizers(self):
+        return self.made
+
+
+class Turns(L.Callback):
+    """After each chunk of Lightning's steps, note its time and let the others have their turn."""
+
+    def __init__(self, others: Callable[[], None]):
+        self.others, self.times = others, []
+
+    def on_train_start(self, trainer, module) -> None:
+        self.start = time.perf_counter()
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, index) -> None:
+        if (index + 1) % CHUNK == 0:
+            outputs["loss"].item()  # has waited for the device
+            self.times.append((time.perf_counter() - self.start) / CHUNK * 1e3)
+            self.others()
+            self.start = time.perf_counter()
+
+
+def fit(module: Module, turns: Turns, batch, device: torch.device) -> None:
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    steps = CHUNK * (PAIRS + WARM_UP)
+    with warnings.catch_warnings(action="ignore"):  # of deprecations inside it
+        trainer = L.Trainer(
+            accelerator=device.type, devices=1, max_steps=steps, barebones=True, callbacks=[turns]
+        )
+        trainer.fit(module, (batch for _ in range(steps)))
+
+
 def compare(name: str, device: torch.device) -> dict:
     model, optimizer, batch = job(name, device)
     other, other_optimizer, _ = job(name, device)
+    third = Module(*job(name, device)[:2])
     trainer = Trainer(other, other_optimizer, cross_entropy, TrainConfig(steps=10**9))
     batches = iter(lambda: batch, None)
-    bare, with_trainer = [], []
-    for i in range(-3, PAIRS):  # three to warm up
+    bare, ours = [], []
+
+    def others() -> None:
         order = [(bare, bare_chunk, (model, optimizer, batch))]
-        order.insert(i % 2, (with_trainer, trainer_chunk, (trainer, batches)))
+        order.insert(len(bare) % 2, (ours, trainer_chunk, (trainer, batches)))
         for times, run, arguments in order:
             times.append(clock(run, *arguments))
-    bare, with_trainer = bare[3:], with_trainer[3:]
-    for p, q in zip(model.parameters(), other.parameters(), strict=True):
-        if not torch.equal(p, q):
-            raise AssertionError(f"{name}: the two loops do not make the same updates")
-    ratios = [b / a for a, b in zip(bare, with_trainer, strict=True)]
-    columns = {"bare": bare, "trainer": with_trainer, "ratio": ratios}
+
+    turns = Turns(others)
+    fit(third, turns, batch, device)
+    for a, b, c in zip(*(m.parameters() for m in (model, other, third.model)), strict=True):
+        if not (torch.equal(a, b) and torch.equal(a, c.to(a.device))):
+            raise AssertionError(f"{name}: the loops do not make the same updates")
+    columns = {"bare": bare, "trainer": ours, "lightning": turns.times}
+    columns = {k: times[WARM_UP:] for k, times in columns.items()}
+    for column, times in {"ratio": "trainer", "lightning_ratio": "lightning"}.items():
+        pairs = zip(columns[times], columns["bare"], strict=True)
+        columns[column] = [b / a for b, a in pairs]
     return {"model": name} | {k: records.quantiles(v) for k, v in columns.items()}
 
 

@@ -37,7 +37,7 @@ def test_training_overhead(benchmark, monkeypatch):
     monkeypatch.setattr(training, "PAIRS", 3)
     monkeypatch.setattr(training, "CHUNK", 2)
     record = training.measure(CPU)
-    assert len(record.rows) == 2 and all(len(r["ratio"]) == 3 for r in record.rows)
+    assert len(record.rows) == 2 and all(len(r["lightning_ratio"]) == 3 for r in record.rows)
 
 
 @pytest.fixture
