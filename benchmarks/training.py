@@ -18,14 +18,15 @@ import torch.nn.functional as F
 from helpers import models, records
 from helpers.training import TrainConfig, Trainer
 
-PAIRS, CHUNK, WARM_UP = 120, 10, 3
+PAIRS, WARM_UP = 400, 3
+CHUNKS = {"MLP 784-256-10, batch 64": 10, "ConvNet, batch 125": 2}  # steps in turn
 UNITS = {"model": "name", "bare": "ms", "trainer": "ms", "lightning": "ms"}
 UNITS |= {"ratio": "trainer / bare", "lightning_ratio": "lightning / bare"}
 
 
 def job(name: str, device: torch.device):
     torch.manual_seed(0)
-    if name == "MLP 784-256-10, batch 64":
+    if name.startswith("MLP"):
         model, x = models.MLP(784, 256, 10), torch.randn(64, 784)
     else:
         model, x = models.ConvNet(dropout=0), torch.randn(125, 1, 28, 28)  # no RNG
@@ -39,9 +40,9 @@ def cross_entropy(model, batch):
     return F.cross_entropy(model(x), y)
 
 
-def bare_chunk(model, optimizer, batch) -> None:
+def bare_chunk(steps: int, model, optimizer, batch) -> None:
     """The five steps and one look at the loss, without which nobody trains."""
-    for _ in range(CHUNK):
+    for _ in range(steps):
         loss = cross_entropy(model, batch)
         loss.backward()
         optimizer.step()
@@ -50,16 +51,16 @@ def bare_chunk(model, optimizer, batch) -> None:
             raise FloatingPointError(f"loss is {loss.item()}")
 
 
-def trainer_chunk(trainer: Trainer, batches) -> None:
-    for _ in range(CHUNK):
+def trainer_chunk(steps: int, trainer: Trainer, batches) -> None:
+    for _ in range(steps):
         trainer.train_step(batches)
 
 
-def clock(run, *arguments) -> float:
+def clock(run, steps: int, *arguments) -> float:
     """Milliseconds per step of one chunk; `loss.item()` has waited for the device."""
     start = time.perf_counter()
-    run(*arguments)
-    return (time.perf_counter() - start) / CHUNK * 1e3
+    run(steps, *arguments)
+    return (time.perf_counter() - start) / steps * 1e3
 
 
 class Module(L.LightningModule):
@@ -79,23 +80,23 @@ class Module(L.LightningModule):
 class Turns(L.Callback):
     """After each chunk of Lightning's steps, note its time and let the others have their turn."""
 
-    def __init__(self, others: Callable[[], None]):
-        self.others, self.times = others, []
+    def __init__(self, steps: int, others: Callable[[], None]):
+        self.steps, self.others, self.times = steps, others, []
 
     def on_train_start(self, trainer, module) -> None:
         self.start = time.perf_counter()
 
     def on_train_batch_end(self, trainer, module, outputs, batch, index) -> None:
-        if (index + 1) % CHUNK == 0:
+        if (index + 1) % self.steps == 0:
             outputs["loss"].item()  # has waited for the device
-            self.times.append((time.perf_counter() - self.start) / CHUNK * 1e3)
+            self.times.append((time.perf_counter() - self.start) / self.steps * 1e3)
             self.others()
             self.start = time.perf_counter()
 
 
 def fit(module: Module, turns: Turns, batch, device: torch.device) -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    steps = CHUNK * (PAIRS + WARM_UP)
+    steps = turns.steps * (PAIRS + WARM_UP)
     with warnings.catch_warnings(action="ignore"):  # of deprecations inside it
         trainer = L.Trainer(
             accelerator=device.type, devices=1, max_steps=steps, barebones=True, callbacks=[turns]
@@ -115,9 +116,9 @@ def compare(name: str, device: torch.device) -> dict:
         order = [(bare, bare_chunk, (model, optimizer, batch))]
         order.insert(len(bare) % 2, (ours, trainer_chunk, (trainer, batches)))
         for times, run, arguments in order:
-            times.append(clock(run, *arguments))
+            times.append(clock(run, CHUNKS[name], *arguments))
 
-    turns = Turns(others)
+    turns = Turns(CHUNKS[name], others)
     fit(third, turns, batch, device)
     for a, b, c in zip(*(m.parameters() for m in (model, other, third.model)), strict=True):
         if not (torch.equal(a, b) and torch.equal(a, c.to(a.device))):
@@ -131,8 +132,6 @@ def compare(name: str, device: torch.device) -> dict:
 
 
 def measure(device: torch.device) -> records.Record:
-    provenance = records.provenance(
-        device, repeats=PAIRS, clock=f"perf_counter over {CHUNK} steps, alternating"
-    )
-    rows = [compare(n, device) for n in ("MLP 784-256-10, batch 64", "ConvNet, batch 125")]
-    return records.Record("training", provenance, UNITS, rows)
+    clock = f"perf_counter over {' and '.join(map(str, CHUNKS.values()))} steps, alternating"
+    provenance = records.provenance(device, repeats=PAIRS, clock=clock)
+    return records.Record("training", provenance, UNITS, [compare(n, device) for n in CHUNKS])

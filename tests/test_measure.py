@@ -35,7 +35,7 @@ def test_unknown_name_lists_the_known():
 def test_training_overhead(benchmark, monkeypatch):
     training = benchmark("training")
     monkeypatch.setattr(training, "PAIRS", 3)
-    monkeypatch.setattr(training, "CHUNK", 2)
+    monkeypatch.setattr(training, "CHUNKS", dict.fromkeys(training.CHUNKS, 2))
     record = training.measure(CPU)
     assert len(record.rows) == 2 and all(len(r["lightning_ratio"]) == 3 for r in record.rows)
 
