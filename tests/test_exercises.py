@@ -1,7 +1,9 @@
+from functools import partial
+
 import pytest
 import torch
 
-from helpers.exercises import check
+from helpers.exercises import check, check_kernel
 
 X = torch.arange(6.0).view(2, 3)
 
@@ -80,3 +82,51 @@ def test_gradients_of_an_empty_result(capsys):
     assert capsys.readouterr().out.startswith("✓")
     check(lambda x: x.detach() * x.detach(), torch.square, [(torch.ones(0, 3),)], gradient=True)
     assert "is cut off from" in capsys.readouterr().out
+
+
+class Kernel:
+    """A function launched as kernels are: `kernel[grid](...)`."""
+
+    def __init__(self, fn):
+        self.fn = fn
+
+    def __getitem__(self, grid):
+        return partial(self.fn, grid)
+
+
+def scaled(grid, x, out, size, factor, BLOCK):
+    assert grid == (-(-size // BLOCK),)
+    out.copy_(x * factor)
+
+
+def stub(grid, x, out, size, factor, BLOCK): ...
+
+
+def half_written(grid, x, out, size, factor, BLOCK):
+    out[: size // 2] = x[: size // 2] * factor
+
+
+def beyond(grid, x, out, size, factor, BLOCK):
+    out.copy_(x * factor)
+    out.as_strided((1,), (1,), out.storage_offset() + size).zero_()
+
+
+def read_beyond(grid, x, out, size, factor, BLOCK):
+    out.copy_(x.as_strided((size,), (1,), x.storage_offset() + 1) * factor)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (scaled, "✓ correct on 2 cases"),
+        (stub, "✗ not answered yet: replace the dots"),
+        (half_written, "case 1 of 2: value: 3 of 5 elements differ"),
+        (beyond, "case 1 of 2: expected a result, got IndexError('the kernel stored outside of"),
+        (read_beyond, "case 1 of 2: value: 5 of 5 elements differ, by up to 1.55e+03"),
+    ],
+)
+def test_a_kernel_is_watched_at_its_edges(function, message, capsys):
+    layout = lambda x, factor: (x.shape, (-(-len(x) // 4),), (len(x),), {"BLOCK": 4})  # noqa: E731
+    cases = [(torch.arange(5.0), 2.0), (torch.zeros(0), 1.0)]
+    check_kernel(Kernel(function), layout, lambda x, factor: x * factor, cases)
+    assert message in capsys.readouterr().out

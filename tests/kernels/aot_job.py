@@ -59,6 +59,22 @@ def calls(dtype: torch.dtype) -> None:
     attention_backward.attention_backward(q, q, q, o, lse, o, 0.125, True)
 
 
+def write(folder: str, launches: list[aot.Launch], archs: tuple[int, ...]) -> None:
+    """Build each kernel once for each of `archs`; write FOLDER/NAME.sm_ARCH.ptx and .cubin."""
+    found: dict[tuple, list] = {}
+    for launch in launches:
+        shown = {k: v for k, v in launch.arguments.items() if k in ("V", "CENTER")}
+        words = "".join(f" {k}={v}" for k, v in shown.items())
+        found.setdefault((launch.kernel, words), []).append(launch)
+    for (kernel, words), (first, *more) in found.items():
+        name = kernel.fn.__module__.split(".")[-1] + kernel.__name__.removesuffix("_kernel")
+        name = name.replace("backward_backward", "backward") + words
+        for arch in archs:  # the second configuration, if there are more
+            built = aot.build((more or [first])[0], arch)
+            Path(folder, f"{name}.sm_{arch}.ptx").write_text(built.asm["ptx"])
+            Path(folder, f"{name}.sm_{arch}.cubin").write_bytes(built.asm["cubin"])
+
+
 def main(out: str, which: str = "some") -> None:
     assert not INTERPRETED
     rows, seen = [], set()
