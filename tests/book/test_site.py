@@ -76,6 +76,26 @@ def test_a_slider_figure_gets_alt_text_and_caption(sample):
     assert "figure" not in cell["metadata"].get("mystnb", {})
 
 
+def test_a_caption_belongs_to_the_image_alone():
+    words = {"en": {"caption": "Bars of `x`", "alt": "Two bars"}}
+    claim, image = {"text/html": "<p>claim</p>"}, {"image/png": "AAAA\n", "text/plain": "<Figure>"}
+
+    def localised(*bundles):
+        outputs = [{"output_type": "display_data", "data": dict(data)} for data in bundles]
+        cell = {"metadata": {"bilingual": words}, "outputs": outputs}
+        figures.localise(cell, "en")
+        return cell["metadata"].get("mystnb"), [output["data"] for output in outputs]
+
+    assert localised(image)[0]["figure"]["caption"] == "Bars of `x`"
+    assert localised(claim, claim) == (None, [claim, claim])
+    metadata, (figure, unchanged) = localised(image, claim)
+    assert metadata is None and unchanged == claim
+    assert figure["text/html"] == (
+        '<figure class="align-center"><img alt="Two bars" src="data:image/png;base64,AAAA">'
+        "<figcaption>Bars of <code>x</code></figcaption></figure>"
+    )
+
+
 def test_alt_text_is_escaped():
     assert figures.with_alt('<img src="a">', 'a "b" <c>') == (
         '<img alt="a &quot;b&quot; &lt;c&gt;" src="a">'

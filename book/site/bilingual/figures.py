@@ -18,11 +18,19 @@ def localise(cell: dict, tag: str) -> None:
     if not words:
         return
     caption, alt = words.get("caption", ""), words.get("alt", "")
-    sliders = [out["data"] for out in cell.get("outputs", []) if is_explore(out.get("data", {}))]
+    bundles = [out["data"] for out in cell.get("outputs", []) if "data" in out]
+    sliders = [data for data in bundles if is_explore(data)]
     for data in sliders:
         data["text/html"] = explore("".join(data["text/html"]), caption, alt)
-    if sliders:
+    images = [data for data in bundles if "image/png" in data and "text/html" not in data]
+    if sliders or not images:
         return  # the slider figure holds its own caption
+    if len(images) < len(bundles):  # MyST-NB would put the caption under the other outputs, too
+        for data in images:
+            source = f"data:image/png;base64,{''.join(data['image/png']).strip()}"
+            figure = f'<figure class="align-center"><img src="{source}"></figure>'
+            data["text/html"] = explore(figure, caption, alt)
+        return
     mystnb = cell["metadata"].setdefault("mystnb", {})
     mystnb["figure"] = {**mystnb.get("figure", {}), "caption": caption}
     mystnb["image"] = {**mystnb.get("image", {}), "alt": alt}
@@ -34,7 +42,7 @@ def is_explore(data: dict) -> bool:
 
 
 def explore(markup: str, caption: str, alt: str) -> str:
-    """A slider figure with this language's alt text and, at its end, its caption."""
+    """A figure in HTML with this language's alt text and, at its end, its caption."""
     if alt:
         markup = IMG.sub(lambda tag: with_alt(tag[0], alt), markup, count=1)
     if caption:
