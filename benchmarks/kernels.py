@@ -29,6 +29,7 @@ from helpers.kernels.softmax import softmax
 from helpers.kernels.vector_add import vector_add
 
 DTYPES = (torch.bfloat16, torch.float32)
+HALF = (torch.bfloat16, torch.float16)  # where float32, exact, would take seconds a call
 SPEED = ("ours", "eager", "compile", "liger", "cudnn")
 UNITS = {
     **{"kernel": "name", "pass": "name", "dtype": "name", "shape": "elements"},
@@ -61,6 +62,7 @@ class Case:
     peers: Callable[[torch.dtype], dict[str, Callable]]
     shapes: list[tuple[int, ...]]
     passes: Callable[..., dict[str, tuple[int, int]]]
+    dtypes: tuple[torch.dtype, ...] | None = None  # None: DTYPES
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # by the backend that PyTorch chooses
@@ -96,15 +98,16 @@ def _liger() -> dict[str, Callable]:
 
 def _peers(liger: dict[str, Callable], name: str, dtype: torch.dtype) -> dict[str, Callable]:
     if name == "attention":
-        return {"cudnn": _cudnn} if liger and dtype is torch.bfloat16 else {}
+        return {"cudnn": _cudnn} if liger and dtype in HALF else {}
     return {"liger": liger[name]} if name in liger else {}
 
 
 def cases(liger: dict[str, Callable]) -> list[Case]:
     """Return all operations at the sizes of a GPU."""
 
-    def make(name: str, inputs, ours, eager, shapes, passes) -> Case:
-        return Case(name, inputs, ours, eager, partial(_peers, liger, name), shapes, passes)
+    def make(name: str, inputs, ours, eager, shapes, passes, *dtypes) -> Case:
+        peers = partial(_peers, liger, name)
+        return Case(name, inputs, ours, eager, peers, shapes, passes, *dtypes)
 
     def rows(forward: int, backward: int):
         return lambda r, d: {"forward": (forward * r * d, 0), "backward": (backward * r * d, 0)}
@@ -158,7 +161,15 @@ def cases(liger: dict[str, Callable]) -> list[Case]:
             SQUARES,
             product,
         ),
-        make("linear_cross_entropy", tokens, linear_cross_entropy, _logits_loss, TOKENS, loss),
+        make(
+            "linear_cross_entropy",
+            tokens,
+            linear_cross_entropy,
+            _logits_loss,
+            TOKENS,
+            loss,
+            HALF,
+        ),
         make(
             "attention",
             lambda *s, **k: [randn(*s, **k) for _ in range(3)],
@@ -166,6 +177,7 @@ def cases(liger: dict[str, Callable]) -> list[Case]:
             _sdpa,
             SEQUENCES,
             causal,
+            HALF,
         ),
     ]
 
@@ -188,7 +200,7 @@ def measure(
     provenance |= {"triton": triton.__version__, "interpreted": INTERPRETED, **_ceilings(device)}
     rows = []
     for case in found:
-        for dtype in DTYPES:
+        for dtype in case.dtypes or DTYPES:
             for shape in case.shapes:
                 torch.compiler.reset()
                 rows += _rows(case, shape, dtype, device, repeats)
