@@ -193,7 +193,7 @@ def measure(
     compute. The provenance has this run's own ceilings: the copy bandwidth, the matrix rate.
     """
     torch.manual_seed(0)
-    functorch.donated_buffer = False  # else a compiled backward pass can run only once
+    functorch.donated_buffer = False  # each backward pass runs many times
     found = cases({} if INTERPRETED else _liger()) if found is None else found
     clock = "time.perf_counter" if device.type == "cpu" else "CUDA events, L2 emptied before each"
     provenance = records.provenance(device, repeats=repeats, clock=clock)
