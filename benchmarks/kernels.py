@@ -69,7 +69,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # by the backend that PyT
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def _cudnn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # the fastest on some GPUs; never chosen
+def _cudnn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # timed whatever PyTorch chooses
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         return _sdpa(q, k, v)
 

@@ -21,16 +21,11 @@ def share(record: Record, row: dict[str, Any], who: str) -> float | None:
 
 def largest(record: Record) -> list[dict[str, Any]]:
     """Return the row of the largest size of each kernel and pass, in bfloat16."""
-    found: dict[tuple[str, str], dict] = {}
+    found: dict[tuple[str, str], list[dict]] = {}
     for row in record.rows:
-        key = row["kernel"], row["pass"]
-        most = found.get(key, row)
-        if row["dtype"] == "bfloat16" and (row["bytes"], row["flop"]) >= (
-            most["bytes"],
-            most["flop"],
-        ):
-            found[key] = row
-    return list(found.values())
+        if row["dtype"] == "bfloat16":
+            found.setdefault((row["kernel"], row["pass"]), []).append(row)
+    return [max(rows, key=lambda row: (row["bytes"], row["flop"])) for rows in found.values()]
 
 
 def find(record: Record, kernel: str, shape: str) -> dict[str, Any]:

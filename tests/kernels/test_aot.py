@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import triton
 
 from helpers.kernels import aot
 
@@ -64,8 +65,8 @@ def test_registers_suffice_on_sm_90(builds):
         stacks = [row["stack"] for row in builds if (row["kernel"], row["arch"]) == (kernel, 90)]
         assert min(stacks) == 0, kernel
     norms = [row for row in builds if "norms" in row["kernel"] and row["arch"] == 90]
-    # Triton 3.6 spills 40 bytes of the widest, newer ones none; sums in registers cost 744
-    assert len(norms) >= 8 and all(row["stack"] <= 64 for row in norms)
+    most = 64 if triton.__version__.startswith("3.6.") else 0  # 3.6 spills 40 bytes of the widest
+    assert len(norms) >= 8 and all(row["stack"] <= most for row in norms)
 
 
 @pytest.mark.slow
