@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from helpers import models, records, tensors
+from helpers import environment, models, timing
+from helpers.page import records
 
 PAIRS = 40
 COMPILED = ("default", "reduce-overhead", "max-autotune")
@@ -76,11 +77,11 @@ def prepare(function: Callable, x: Tensor, mode: str) -> Callable:
 
 def clock(call: Callable, x: Tensor, times: int) -> float:
     """Return the ms of one call, measured over `times` of them, the device waited for."""
-    tensors.wait_for(x.device)
+    timing.wait_for(x.device)
     start = time.perf_counter()
     for _ in range(times):
         call(x)
-    tensors.wait_for(x.device)
+    timing.wait_for(x.device)
     return (time.perf_counter() - start) / times * 1e3
 
 
@@ -93,11 +94,11 @@ def child(workload: str, mode: str, place: str, steady: bool) -> dict[str, Any]:
     device = torch.device(place)
     function, x = job(workload, device)
     expected = function(x)
-    tensors.wait_for(device)
+    timing.wait_for(device)
     start = time.perf_counter()
     compiled = prepare(function, x, mode)
     got = compiled(x)
-    tensors.wait_for(device)
+    timing.wait_for(device)
     result: dict[str, Any] = {"first": float(f"{time.perf_counter() - start:.4g}")}
     if not steady:
         return result
@@ -109,7 +110,7 @@ def child(workload: str, mode: str, place: str, steady: bool) -> dict[str, Any]:
     pairs = [pair(function, compiled, x, inner, i % 2) for i in range(PAIRS)]
     eager, fast = zip(*pairs, strict=True)
     columns = {"eager": eager, "compiled": fast, "ratio": [e / c for e, c in pairs]}
-    return result | {name: records.quantiles(list(v)) for name, v in columns.items()}
+    return result | {name: timing.quantiles(list(v)) for name, v in columns.items()}
 
 
 def pair(eager: Callable, compiled: Callable, x: Tensor, inner: int, swap: int) -> tuple:
@@ -151,7 +152,7 @@ def row(workload: str, mode: str, device: torch.device) -> dict[str, Any]:
 
 def measure(device: torch.device, modes: dict[str, tuple] = MODES) -> records.Record:
     clock = f"perf_counter on the host, {PAIRS} readings, alternating, each a process"
-    provenance = records.provenance(device, repeats=PAIRS, clock=clock)
+    provenance = records.provenance(environment.versions(device), repeats=PAIRS, clock=clock)
     peaks = dict.fromkeys(["eager_peak", "compiled_peak"], "MiB") if device.type == "cuda" else {}
     rows = [row(name, mode, device) for name, wanted in modes.items() for mode in wanted]
     return records.Record("compilation", provenance, UNITS | peaks, rows)

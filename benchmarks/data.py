@@ -33,7 +33,8 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 from torchvision.transforms.v2.functional import to_pil_image
 
-from helpers import loading, records, tensors
+from helpers import environment, loading, timing
+from helpers.page import records
 
 WORKERS = (0, 1, 2, 4, 8)
 BATCH, REPEATS = 16, 4
@@ -153,11 +154,11 @@ def row(
     return {
         "samples": name,
         "workers": workers,
-        "images": records.quantiles(alone),
-        "stall": records.quantiles(stalls),
+        "images": timing.quantiles(alone),
+        "stall": timing.quantiles(stalls),
         "predicted": round(1 - cost.step / loading.period(cost, workers, cores), 3),
-        "epoch_2": records.quantiles(fresh),
-        "epoch_2_kept": records.quantiles(kept),
+        "epoch_2": timing.quantiles(fresh),
+        "epoch_2_kept": timing.quantiles(kept),
     }
 
 
@@ -180,15 +181,15 @@ def copies(
     pageable = [[torch.rand(*shape)] for _ in range(4)]
     pinned = [[t.pin_memory() for t in b] if device.type == "cuda" else b for b in pageable]
     x = torch.rand(2048, 2048, device=device) if device.type == "cuda" else torch.rand(64, 64)
-    copy = tensors.time_ms(lambda: pinned[0][0].to(device, non_blocking=True), device)[1]
-    product = tensors.time_ms(lambda: x @ x, device)[1]
+    copy = timing.time_ms(lambda: pinned[0][0].to(device, non_blocking=True), device)[1]
+    product = timing.time_ms(lambda: x @ x, device)[1]
     times = max(1, round(copy / product))
 
     def compute(_batch: Any = None) -> None:
         for _ in range(times):
             x @ x
 
-    alone = tensors.time_ms(compute, device)[1]
+    alone = timing.time_ms(compute, device)[1]
     ways = {
         "pageable": lambda: to_device(pageable * (n // 4), device, non_blocking=False),
         "pinned": lambda: to_device(pinned * (n // 4), device, non_blocking=False),
@@ -200,7 +201,7 @@ def copies(
         for name, way in ways.items():
             found[name].append(per_step(way(), compute, device))
     return [
-        {"samples": f"copy: {name}", "step": (q := records.quantiles(ms[1:])), "copy": copy}
+        {"samples": f"copy: {name}", "step": (q := timing.quantiles(ms[1:])), "copy": copy}
         | {"compute": alone, "overlap": overlap(q[1], copy, alone)}
         for name, ms in found.items()
     ]
@@ -209,12 +210,12 @@ def copies(
 def per_step(batches: Iterable[Any], compute: Callable[[Any], None], device: torch.device) -> float:
     """Return the ms a step takes, over all batches; nothing in the loop waits for the device."""
     n = 0
-    tensors.wait_for(device)
+    timing.wait_for(device)
     start = time.perf_counter()
     for batch in batches:
         compute(batch)
         n += 1
-    tensors.wait_for(device)
+    timing.wait_for(device)
     return (time.perf_counter() - start) / n * 1e3
 
 
@@ -241,7 +242,8 @@ def measure(device: torch.device) -> records.Record:
     torch.set_num_threads(1)  # as in a worker: the prediction starts from one process's time
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     clock = f"perf_counter, steady part of an epoch, batch {BATCH}, step {STEP * 1e3:g} ms"
-    provenance = records.provenance(device, repeats=REPEATS, clock=clock) | {"cores": str(cores)}
+    here = environment.versions(device) | {"cores": str(cores)}
+    provenance = records.provenance(here, repeats=REPEATS, clock=clock)
     rows = []
     datasets = kinds(BATCH * batches(max(WORKERS)))
     cases = [(name, name, 0.0) for name in datasets] + [("heavy + cpu", "heavy", STEP)]

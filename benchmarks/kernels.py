@@ -17,7 +17,7 @@ import triton
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from helpers import records
+from helpers import environment, timing
 from helpers.kernels import INTERPRETED
 from helpers.kernels.attention import attention
 from helpers.kernels.dropout import dropout
@@ -27,6 +27,7 @@ from helpers.kernels.matmul import matmul
 from helpers.kernels.norms import layer_norm, rms_norm
 from helpers.kernels.softmax import softmax
 from helpers.kernels.vector_add import vector_add
+from helpers.page import records
 
 DTYPES = (torch.bfloat16, torch.float32)
 HALF = (torch.bfloat16, torch.float16)  # where float32, exact, would take seconds a call
@@ -196,7 +197,7 @@ def measure(
     functorch.donated_buffer = False  # each backward pass runs many times
     found = cases({} if INTERPRETED else _liger()) if found is None else found
     clock = "time.perf_counter" if device.type == "cpu" else "CUDA events, L2 emptied before each"
-    provenance = records.provenance(device, repeats=repeats, clock=clock)
+    provenance = records.provenance(environment.versions(device), repeats=repeats, clock=clock)
     provenance |= {"triton": triton.__version__, "interpreted": INTERPRETED, **_ceilings(device)}
     rows = []
     for case in found:
@@ -281,7 +282,7 @@ def _interleaved(
             device_ms, host_ms = reading(call)
             times[who].append(device_ms)
             times[f"{who}_host"].append(host_ms)
-    return {name: records.quantiles([float(t()) for t in some]) for name, some in times.items()}
+    return {name: timing.quantiles([float(t()) for t in some]) for name, some in times.items()}
 
 
 def _reading_on_cpu(call: Callable) -> tuple[Callable, Callable]:

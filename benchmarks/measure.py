@@ -3,7 +3,7 @@
     python benchmarks/measure.py mnist               # on the accelerator if there is one
     python benchmarks/measure.py training --device cpu
 
-A benchmark is a module beside this file with `measure(device) -> helpers.records.Record`.
+A benchmark is a module beside this file with `measure(device) -> helpers.page.records.Record`.
 Commit your code first: a record knows the commit it was made from, and one made from code that
 is not committed is marked as such and refused by the tests.
 """
@@ -14,7 +14,8 @@ import re
 import sys
 from pathlib import Path
 
-from helpers import environment, records
+from helpers import environment
+from helpers.page import records
 
 HERE = Path(__file__).parent
 

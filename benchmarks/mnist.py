@@ -26,7 +26,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
-from helpers import data, mnist, records
+from helpers import data, environment, mnist
+from helpers.page import records
 
 SEEDS = range(5)
 BASELINE_SEEDS = range(3)  # minutes each, and their spread is small beside the gap
@@ -146,7 +147,9 @@ def measure(device: torch.device) -> records.Record:
     digits = data.mnist()
     if digits.source != "full MNIST":
         raise RuntimeError("this benchmark needs full MNIST: set PYTORCH_BOOK_DATA to its folder")
-    provenance = records.provenance(device, repeats=len(SEEDS), clock="perf_counter, training only")
+    provenance = records.provenance(
+        environment.versions(device), repeats=len(SEEDS), clock="perf_counter, training only"
+    )
     rows = []
     for seed in SEEDS:
         for name, models in runs(digits, seed, device).items():

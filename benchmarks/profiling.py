@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
-from helpers import profiling, records, tensors
+from helpers import environment, profiling, timing
+from helpers.page import records
 
 SIZES = (16, 64, 256, 1024, 4096)
 UNITS = {"kind": "name", "name": "name", "n": "count", "flops": "count", "bytes": "B"}
@@ -30,7 +31,9 @@ def measure(device: torch.device, sizes: Sequence[int] = SIZES, mib: int = 256) 
     bare, in turn, on the host's clock. utilization: of a GPU, by nvidia-smi.
     """
     clock = "CUDA events, L2 flushed" if device.type == "cuda" else "torch.utils.benchmark.Timer"
-    provenance = records.provenance(device, repeats=3, clock=f"{clock}, at least 3 readings")
+    provenance = records.provenance(
+        environment.versions(device), repeats=3, clock=f"{clock}, at least 3 readings"
+    )
     rows = [*_peaks(device, max(sizes), mib), *_operations(device, sizes), *_planted(device)]
     rows += _profiler(device)
     if device.type == "cuda":
@@ -111,7 +114,7 @@ def _profiler(device: torch.device, repeats: int = 15) -> Iterator[dict]:
         ]  # the first one sets the profiler up
         for how, times in zip(("profiled", "bare"), zip(*pairs[1:], strict=True), strict=True):
             row = {"kind": "profiler", "name": f"{name}, {how}", "n": 20, "flops": 0, "bytes": 0}
-            yield row | {"time": records.quantiles(list(times)), "utilization": None}
+            yield row | {"time": timing.quantiles(list(times)), "utilization": None}
 
 
 def _clock(call: Callable, device: torch.device, options: dict | None, calls: int = 20) -> float:
@@ -119,11 +122,11 @@ def _clock(call: Callable, device: torch.device, options: dict | None, calls: in
     kinds = [ProfilerActivity.CPU, ProfilerActivity.CUDA][: 1 + (device.type == "cuda")]
     bare = options is None
     with contextlib.nullcontext() if bare else profile(activities=kinds, **options):
-        tensors.wait_for(device)
+        timing.wait_for(device)
         start = time.perf_counter()
         for _ in range(calls):
             call()
-        tensors.wait_for(device)
+        timing.wait_for(device)
         return (time.perf_counter() - start) / calls * 1e3
 
 
@@ -135,5 +138,5 @@ def _utilization(device: torch.device, calls: int = 300_000) -> dict:
         x.add_(1)
     query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
     answer = subprocess.run(query, capture_output=True, text=True, check=True).stdout
-    tensors.wait_for(device)
+    timing.wait_for(device)
     return row | {"utilization": int(answer.split()[0])}

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from helpers import environment, records, tensors
+from helpers import environment, timing
+from helpers.page import records
 
 SIZES = (64, 128, 256, 512, 1024, 2048)
 CPU = torch.device("cpu")
@@ -25,7 +26,8 @@ def measure(
     units = {"n": "count", "cpu_first": "ms", "cpu": "ms"}
     if device.type != "cpu":
         units |= dict.fromkeys(["gpu_first", "gpu", "gpu_launch", "gpu_copies"], "ms")
-    provenance = records.provenance(device, repeats=repeats, clock="time.perf_counter on the host")
+    clock = "time.perf_counter on the host"
+    provenance = records.provenance(environment.versions(device), repeats=repeats, clock=clock)
     provenance |= {"cpu": environment.device_name(CPU), "threads": str(torch.get_num_threads())}
     rows = []
     for n in sizes:
@@ -39,7 +41,7 @@ def measure(
 
 def _on_cpu(x: Tensor, y: Tensor, repeats: int) -> dict[str, Any]:
     first = _once(lambda: x @ y, CPU)
-    return {"cpu_first": first, "cpu": tensors.time_ms(lambda: x @ y, CPU, repeats)}
+    return {"cpu_first": first, "cpu": timing.time_ms(lambda: x @ y, CPU, repeats)}
 
 
 def _on_accelerator(x: Tensor, y: Tensor, device: torch.device, repeats: int) -> dict[str, Any]:
@@ -49,18 +51,18 @@ def _on_accelerator(x: Tensor, y: Tensor, device: torch.device, repeats: int) ->
     a, b = x.to(device), y.to(device)
     return {
         "gpu_first": _once(lambda: a @ b, device),
-        "gpu": tensors.time_ms(lambda: a @ b, device, repeats),
+        "gpu": timing.time_ms(lambda: a @ b, device, repeats),
         "gpu_launch": _launch_ms(lambda: a @ b, device, repeats),
-        "gpu_copies": tensors.time_ms(there_and_back, device, repeats),
+        "gpu_copies": timing.time_ms(there_and_back, device, repeats),
     }
 
 
 def _once(call: Callable[[], object], device: torch.device) -> float:
     """Return the time of one call in ms, the device waited for before and after."""
-    tensors.wait_for(device)
+    timing.wait_for(device)
     start = time.perf_counter()
     call()
-    tensors.wait_for(device)
+    timing.wait_for(device)
     return float(f"{(time.perf_counter() - start) * 1e3:.4g}")
 
 
@@ -68,9 +70,9 @@ def _launch_ms(call: Callable[[], object], device: torch.device, repeats: int) -
     """Return [p20, p50, p80] in ms until `call` returns, its work unfinished: the wrong clock."""
     readings = []
     for _ in range(repeats):
-        tensors.wait_for(device)  # an empty queue each time: a full one would hold up the launch
+        timing.wait_for(device)  # an empty queue each time: a full one would hold up the launch
         start = time.perf_counter()
         call()
         readings.append((time.perf_counter() - start) * 1e3)
-    tensors.wait_for(device)
-    return records.quantiles(readings)
+    timing.wait_for(device)
+    return timing.quantiles(readings)

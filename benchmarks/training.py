@@ -15,7 +15,8 @@ import lightning as L
 import torch
 import torch.nn.functional as F
 
-from helpers import models, records
+from helpers import environment, models, timing
+from helpers.page import records
 from helpers.training import TrainConfig, Trainer
 
 PAIRS, WARM_UP = 400, 3
@@ -128,10 +129,10 @@ def compare(name: str, device: torch.device) -> dict:
     for column, times in {"ratio": "trainer", "lightning_ratio": "lightning"}.items():
         pairs = zip(columns[times], columns["bare"], strict=True)
         columns[column] = [b / a for b, a in pairs]
-    return {"model": name} | {k: records.quantiles(v) for k, v in columns.items()}
+    return {"model": name} | {k: timing.quantiles(v) for k, v in columns.items()}
 
 
 def measure(device: torch.device) -> records.Record:
     clock = f"perf_counter over {' and '.join(map(str, CHUNKS.values()))} steps, alternating"
-    provenance = records.provenance(device, repeats=PAIRS, clock=clock)
+    provenance = records.provenance(environment.versions(device), repeats=PAIRS, clock=clock)
     return records.Record("training", provenance, UNITS, [compare(n, device) for n in CHUNKS])

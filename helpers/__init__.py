@@ -2,7 +2,7 @@
 
     chapter            module          what it holds
     01_environment     environment     device choice, seeds, determinism, versions
-    02_tensors         tensors         strides and views, broadcasting, timing one call
+    02_tensors         tensors         strides and views, broadcasting step by step
     03_autograd        autograd        an engine of one's own that agrees with PyTorch
     04_models          models          plain modules that later chapters transform from outside
                        layers          five layers of one's own, equal to PyTorch's
@@ -15,15 +15,19 @@
                        callbacks       progress bar, history, TensorBoard, checkpoints, early stop
                        crash           a job to be killed and resumed
     07_mnist           mnist           the recipe, its evaluation, a digit of one's own
-                       drawing         a pad to draw on, with the model's answer beside it
     09_memory          memory          the bytes that autograd saves for backward
     11_profiling       profiling       clocks, profiles as rows, exact counts, the roofline
     12_compilation     compilation     graph breaks, recompiles and kernels counted; break-even
     13_kernels         kernels         softmax, norms, matmul, attention… in Triton, a file each
 
-Shared by all chapters: exercises (instant checks), figures (sliders and plots),
-ledger (claims and what was measured), records (measurements with provenance).
-pictures/ holds what a chapter draws, under the chapter's name: no lesson is in there.
+Beside the lessons:
+
+    timing             the only clock: wait for the device, quantiles, calls compared in turns
+    exercises/         the instant check; reference and cases of each exercise, a file a chapter
+    pictures/          what a chapter draws, under the chapter's name; draw.py has what they share
+    page/              what makes a notebook a page of this book: sliders, claims, records, the pad
+
+A lesson imports lessons and `timing`, and nothing of the other rooms; `page` imports no lesson.
 
 Importing `helpers` imports nothing else; import the module that you need.
 """

@@ -13,7 +13,7 @@ from torch._inductor.utils import run_and_get_code
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers import records
+from helpers.page import records
 
 # A call in the code that Inductor wrote: a kernel of its own, or one of a library.
 KERNEL = r"\b((?:cpp|triton)_\w*fused\w*|(?:extern_kernels|torch\.ops)\.[\w.]+?)(?:\.run)?\("

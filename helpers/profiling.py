@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
-from helpers import records, tensors
+from helpers import timing
+from helpers.page import records
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else each start and stop is noted on stderr
 
@@ -26,13 +27,13 @@ def time_ms(call: Callable[[], object], device: torch.device, seconds: float = 0
     if device.type == "cuda":
         from triton.testing import do_bench
 
-        return records.quantiles(do_bench(call, rep=seconds * 1e3, return_mode="all"))
+        return timing.quantiles(do_bench(call, rep=seconds * 1e3, return_mode="all"))
     if device.type != "cpu":
-        return tensors.time_ms(call, device)
+        return timing.time_ms(call, device)
     timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
     times = list(timer.blocked_autorange(min_run_time=seconds).times)
     times += [timer.timeit(1).mean for _ in range(3 - len(times))]  # a call longer than `seconds`
-    return records.quantiles([t * 1e3 for t in times])
+    return timing.quantiles([t * 1e3 for t in times])
 
 
 def trace(call: Callable[[], object], steps: int = 1, **options: Any) -> profile:

@@ -1,13 +1,10 @@
-"""Chapter 02: strides, broadcasting step by step, which operation copies, and timing one call."""
+"""Chapter 02: strides, broadcasting step by step, which operation copies."""
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 
 import torch
 from torch import Tensor
-
-from helpers import records
 
 
 def shares_storage(a: Tensor, b: Tensor) -> bool:
@@ -36,28 +33,3 @@ def broadcast_shape(*shapes: Sequence[int]) -> torch.Size:
             raise ValueError(f"dimension -{place}: expected equal sizes or 1, got {sizes} in {got}")
         result.append(wanted.pop() if wanted else 1)
     return torch.Size(reversed(result))
-
-
-def wait_for(device: torch.device) -> None:
-    """Block until all work queued on `device` is done; a CPU queues none."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-
-
-def time_ms(call: Callable[[], object], device: torch.device, repeats: int = 15) -> list[float]:
-    """Return [p20, p50, p80] in ms of one `call()`: warmed up, the device waited for.
-
-    Short calls run back to back until a reading lasts 0.2 ms, so that the clock's step is small.
-    """
-
-    def reading(inner: int) -> float:
-        wait_for(device)
-        start = time.perf_counter()
-        for _ in range(inner):
-            call()
-        wait_for(device)
-        return (time.perf_counter() - start) / inner * 1e3
-
-    reading(3)  # warm-up
-    inner = max(1, round(0.2 / max(reading(1), 1e-5)))
-    return records.quantiles([reading(inner) for _ in range(repeats)])

@@ -14,8 +14,9 @@ ROOT = Path(helpers.__file__).parents[1]
 MODULES = sorted(p for p in (ROOT / "helpers").glob("*.py") if p.name != "__init__.py")
 KERNELS = sorted((ROOT / "helpers" / "kernels").glob("[!_]*.py"))
 PICTURES = sorted((ROOT / "helpers" / "pictures").glob("[!_]*.py"))
+PICTURES = [path for path in PICTURES if path.stem != "draw"]  # shared by all chapters
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
-SHARED = {"exercises", "figures", "ledger", "records"}
+SHARED = {"timing"}
 ALL = [*MODULES, *KERNELS, *PICTURES]
 TABLE = re.findall(r"^ {4}(?:(\d\d_\w+))? +(\w+) {2,}\S", helpers.__doc__, re.MULTILINE)
 

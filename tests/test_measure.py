@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from helpers import data, mnist, records
+from helpers import data, mnist
+from helpers.page import records
 
 CPU = torch.device("cpu")
 

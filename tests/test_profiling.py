@@ -10,7 +10,7 @@ from torch.profiler import record_function
 from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
-from helpers import profiling, tensors
+from helpers import profiling, timing
 
 CPU = torch.device("cpu")
 
@@ -42,8 +42,8 @@ def test_the_cpu_clock_uses_all_threads():
     assert 2 in seen
 
 
-def test_other_devices_use_the_clock_of_chapter_02(monkeypatch):
-    monkeypatch.setattr(tensors, "time_ms", lambda call, device: [1.0, 2.0, 3.0])
+def test_other_devices_use_the_clock_of_all_chapters(monkeypatch):
+    monkeypatch.setattr(timing, "time_ms", lambda call, device: [1.0, 2.0, 3.0])
     assert profiling.time_ms(lambda: None, torch.device("mps")) == [1.0, 2.0, 3.0]
 
 

@@ -1,5 +1,3 @@
-import time
-
 import numpy as np
 import pytest
 import torch
@@ -97,31 +95,6 @@ def test_broadcast_shape_names_the_place():
     with pytest.raises(ValueError, match="dimension -1"):
         tensors.broadcast_shape((-1,), (1,))
     assert tensors.broadcast_shape() == torch.Size([])
-
-
-# timing
-
-
-def test_time_ms_is_about_right_and_warms_up():
-    calls = []
-
-    def call():
-        calls.append(1)
-        time.sleep(0.1 if len(calls) == 1 else 0.005)  # the first call is slow
-
-    low, middle, high = tensors.time_ms(call, CPU, repeats=5)
-    assert 5 <= low <= middle <= high < 50
-    assert len(calls) == 3 + 1 + 5
-
-
-def test_short_calls_repeat_inside_a_reading():
-    calls = []
-    tensors.time_ms(lambda: calls.append(1), CPU, repeats=3)
-    assert len(calls) > 100
-
-
-def test_waiting_for_a_cpu_returns_at_once():
-    assert tensors.wait_for(CPU) is None
 
 
 # the benchmark

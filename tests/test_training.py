@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers import records
+from helpers.page import records
 from helpers.training import TrainConfig, Trainer
 from tests import training_job as job
 from tests.training_job import linear, pairs, plain_loss

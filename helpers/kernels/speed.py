@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from helpers.records import Record
+from helpers.page.records import Record
 
 WHO = ("ours", "eager", "compile", "liger", "cudnn")
 

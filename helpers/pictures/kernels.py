@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Polygon, Rectangle
 
 from helpers.kernels import speed
-from helpers.records import Record
+from helpers.page.records import Record
 
 BLUE, PALE, ORANGE, PEACH, GREEN, GRAY = "#0072B2 #D3E5F2 #D55E00 #F8DCC4 #00795A #666666".split()
 

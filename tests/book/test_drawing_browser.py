@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from helpers import data, drawing, mnist, models
+from helpers import data, mnist, models
+from helpers.page import drawing
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 pytestmark = [
@@ -50,7 +51,7 @@ def html(monkeypatch):
     monkeypatch.setattr(drawing, "display", lambda bundle, raw: shown.append(bundle["text/html"]))
 
     def make(*args):
-        drawing.pad(*args)
+        drawing.pad(*args, mean=data.MEAN, std=data.STD)
         return shown.pop()
 
     return make

@@ -1,9 +1,9 @@
 import pytest
 
-from helpers import ledger, records
 from helpers.kernels import speed
+from helpers.page import ledger, records
 from helpers.pictures import kernels as pictures
-from tests.test_records import GOOD
+from tests.page.test_records import GOOD
 
 TIMES = dict.fromkeys(speed.WHO)
 

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from helpers import drawing, models
+from helpers import data, models
+from helpers.page import drawing
 
 
 def lived_in(model):
@@ -28,7 +29,7 @@ def bundle(monkeypatch):
     monkeypatch.setattr(drawing, "display", lambda data, raw: shown.append(data))
 
     def make(*args):
-        drawing.pad(*args)
+        drawing.pad(*args, mean=data.MEAN, std=data.STD)
         return shown.pop()
 
     return make

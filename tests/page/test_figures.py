@@ -5,7 +5,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 
-from helpers import figures
+from helpers.page import figures
 
 
 @pytest.fixture

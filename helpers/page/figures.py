@@ -17,19 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-# One look for the book. Okabe-Ito colours, distinct for colour-blind readers.
-STYLE = {
-    "figure.figsize": (6.4, 3.2),
-    "figure.constrained_layout.use": True,
-    "savefig.facecolor": "white",
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.prop_cycle": matplotlib.cycler(
-        color=["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
-    ),
-    "svg.hashsalt": "book",  # the same figure gives the same bytes
-}
+from helpers.pictures.draw import STYLE
 
 
 def explore(

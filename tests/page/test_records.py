@@ -3,7 +3,8 @@ import json
 import pytest
 import torch
 
-from helpers import records
+from helpers.environment import versions
+from helpers.page import records
 
 GOOD = {
     "device": "a chip", "torch": "2", "python": "3", "commit": "abc", "dirty": False,
@@ -56,15 +57,8 @@ def test_incomplete_records_are_refused():
         record(rows=[{"size": 1, "time": [3.0, 2.0, 1.0]}])
 
 
-def test_quantiles():
-    values = torch.arange(101.0).tolist()
-    assert records.quantiles(values) == [20.0, 50.0, 80.0]
-    with pytest.raises(ValueError, match="at least 3 values, got 2"):
-        records.quantiles([1.0, 2.0])
-
-
 def test_provenance_is_of_this_process():
-    p = records.provenance(torch.device("cpu"), repeats=5, clock="wall")
+    p = records.provenance(versions(torch.device("cpu")), repeats=5, clock="wall")
     assert set(records.PROVENANCE) <= set(p)
     assert p["torch"] == torch.__version__ and len(p["commit"]) >= 7
     assert p["command"].startswith("python benchmarks/")

@@ -10,17 +10,16 @@ import torch
 from IPython.display import display
 from torch import Tensor, nn
 
-from helpers import data, mnist
-
 SKIPPED = (nn.Dropout, nn.Dropout2d, nn.Identity)  # the identity in evaluation
 
 
-def pad(model: nn.Sequential, example: Tensor | None = None) -> None:
+def pad(model: nn.Sequential, example: Tensor | None = None, *, mean: float, std: float) -> None:
     """Show a pad to draw a digit on, and what `model` makes of it while you draw.
 
-    One self-contained output: `helpers/drawing.html` with the model's weights inside, so the
+    One self-contained output: `drawing.html` with the model's weights inside, so the
     browser runs the forward pass. `model` is taken in evaluation mode, whatever mode it is in.
     example: uint8 [1, 28, 28], shown with its prediction until the first stroke.
+    mean, std: how the training images were normalized, (x / 255 - mean) / std.
     """
     if example is not None and (example.dtype, example.shape) != (torch.uint8, (1, 28, 28)):
         raise ValueError(
@@ -28,19 +27,30 @@ def pad(model: nn.Sequential, example: Tensor | None = None) -> None:
         )
     layers = [_pack(layer) for layer in export_layers(model)]
     image = torch.zeros(1, 28, 28, dtype=torch.uint8) if example is None else example.cpu()
-    probabilities = mnist.predict(model, image[None])[0]
+    probabilities = _predict(model, (image[None] / 255 - mean) / std)
     shown = torch.zeros_like(probabilities) if example is None else probabilities
     spec = {
         "layers": layers,
-        "mean": data.MEAN,
-        "std": data.STD,
+        "mean": mean,
+        "std": std,
         "example": None if example is None else _base64(image),
     }
-    template = resources.files("helpers").joinpath("drawing.html").read_text(encoding="utf-8")
+    template = resources.files("helpers.page").joinpath("drawing.html").read_text(encoding="utf-8")
     page = template.replace("[[bars]]", _bars(shown)).replace("[[spec]]", json.dumps(spec))
     best = f"{probabilities.argmax()} ({probabilities.max():.0%})"
     text = "drawing pad" if example is None else f"drawing pad; the example is read as {best}"
     display({"text/plain": f"<{text}>", "text/html": page}, raw=True)
+
+
+@torch.inference_mode()
+def _predict(model: nn.Sequential, image: Tensor) -> Tensor:
+    """Return class probabilities [C] for float32 [1, 1, 28, 28]; the model's mode stays."""
+    was_training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    probabilities = model(image.to(device)).softmax(1)[0].cpu()
+    model.train(was_training)
+    return probabilities
 
 
 def export_layers(model: nn.Sequential) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Every chapter: a claim of the book and what this notebook measured for it."""
 
 import html
+import os
 import re
 from functools import cache
 from pathlib import Path
@@ -10,17 +11,22 @@ import yaml
 from IPython.display import display
 
 MIME = "application/vnd.pytorch-book.claim+json"
-CLAIMS = Path(__file__).resolve().parents[1] / "book" / "claims.yml"
+CLAIMS = Path(__file__).resolve().parents[2] / "book" / "claims.yml"
 VERDICTS = {
     "holds": ("holds", "成立"),
     "holds-if": ("holds if …", "有条件成立"),
-    "false": ("false", "不成立"),
+    "false": ("does not hold", "不成立"),
     "not-recorded": ("not recorded yet", "尚无实测记录"),
 }
 MISSING = {
     "en": "`make measure NAME={stem}` on a machine with a GPU writes the record behind this line",
     "zh": "在有 GPU 的机器上运行 `make measure NAME={stem}`，写出记录，这一行才有结果",
 }
+
+
+# What introduces the claim: E… are sayings that the book corrects, M… what it states itself.
+LABELS = {"E": ("A common saying", "常见的说法"), "M": ("The claim", "论断")}
+MEASURED = ("Measured", "实测")
 
 
 @cache
@@ -57,25 +63,51 @@ def result(claim_id: str, verdict: str, **values: bool | int | float | str | Non
             raise ValueError(
                 f"{claim_id} needs the value {missing}; got {sorted(values)}"
             ) from None
+    chosen = _languages()
+    plain = {
+        "en": f"{claim_id} · {entry['claim']['en']} · {VERDICTS[verdict][0]}: {text['en']}",
+        "zh": f"{claim_id} · {entry['claim']['zh']} · {VERDICTS[verdict][1]}：{text['zh']}",
+    }
     display(
         {
             MIME: {"id": claim_id, "verdict": verdict, "values": values},
-            "text/plain": f"{claim_id} · {VERDICTS[verdict][0]} · {text['en']}",
-            "text/html": _html(claim_id, verdict, entry["claim"], text),
+            "text/plain": plain["en" if "en" in chosen else "zh"],
+            "text/html": _html(claim_id, verdict, entry["claim"], text, chosen),
         },
         raw=True,
     )
 
 
-def _html(claim_id: str, verdict: str, claim: dict[str, str], text: dict[str, str]) -> str:
-    """Both languages, each between comments: the site keeps one of them."""
+def _languages() -> tuple[str, ...]:
+    """Both, or the one of a notebook exported in one language: its first cell sets the variable."""
+    chosen = os.environ.get("PYTORCH_BOOK_LANG", "")
+    if chosen in ("zh", "en"):
+        return (chosen,)
+    if chosen:
+        raise ValueError(f"expected PYTORCH_BOOK_LANG to be zh or en, got {chosen!r}")
+    return ("zh", "en")
+
+
+def _html(
+    claim_id: str,
+    verdict: str,
+    claim: dict[str, str],
+    text: dict[str, str],
+    languages: tuple[str, ...],
+) -> str:
+    """The saying, the verdict, what was measured; each language between comments for the site."""
     parts = []
-    for lang, word in zip(("zh", "en"), reversed(VERDICTS[verdict]), strict=True):
+    for lang in languages:
+        at = ("en", "zh").index(lang)
         colon = "：" if lang == "zh" else ": "
+        label = LABELS[claim_id[0]][at]
         parts.append(
-            f'<!--{lang}--><p lang="{lang}"><strong>{claim_id}</strong> {_code(claim[lang])}<br>'
-            f'<span class="claim__verdict">{word}</span>{colon}{_code(text[lang])}</p>'
-            f"<!--/{lang}-->"
+            f'<!--{lang}--><div lang="{lang}">'
+            f'<p class="claim__saying"><span class="claim__label">{label} {claim_id}</span> '
+            f"{_code(claim[lang])}</p>"
+            f'<p class="claim__measured"><strong class="claim__verdict">{VERDICTS[verdict][at]}'
+            f'</strong> <span class="claim__label">{MEASURED[at]}{colon}</span>'
+            f"{_code(text[lang])}</p></div><!--/{lang}-->"
         )
     return f'<div class="claim claim--{verdict}">{"".join(parts)}</div>'
 

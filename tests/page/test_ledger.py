@@ -1,6 +1,6 @@
 import pytest
 
-from helpers import ledger
+from helpers.page import ledger
 
 CLAIMS = {
     "M99": {
@@ -27,7 +27,7 @@ def test_result_is_a_line_and_data(shown):
         "verdict": "holds-if",
         "values": {"wet": 3, "total": 4},
     }
-    assert bundle["text/plain"] == "M99 · holds if … · 3 of 4 drops"
+    assert bundle["text/plain"] == "M99 · `Water` is <wet> · holds if …: 3 of 4 drops"
     html = bundle["text/html"]
     assert (
         "<!--zh-->" in html
@@ -36,16 +36,36 @@ def test_result_is_a_line_and_data(shown):
     )
 
 
+def test_the_saying_comes_first_then_the_verdict_then_what_was_measured(shown):
+    ledger.result("M99", "false", wet=3, total=4)
+    english = shown[0]["text/html"].split("<!--en-->")[1]
+    order = ["The claim M99", "is &lt;wet&gt;", "does not hold", "Measured", "3 of 4 drops"]
+    places = [english.index(words) for words in order]
+    assert places == sorted(places)
+
+
+def test_one_language_where_the_notebook_has_one(shown, monkeypatch):
+    monkeypatch.setenv("PYTORCH_BOOK_LANG", "zh")
+    ledger.result("M99", "holds", wet=3, total=4)
+    assert shown[0]["text/plain"] == "M99 · 水是<湿>的 · 成立：4 滴中有 3 滴"
+    assert "drops" not in shown[0]["text/html"] and "滴" in shown[0]["text/html"]
+    monkeypatch.setenv("PYTORCH_BOOK_LANG", "fr")
+    with pytest.raises(ValueError, match="expected PYTORCH_BOOK_LANG to be zh or en, got 'fr'"):
+        ledger.result("M99", "holds", wet=3, total=4)
+
+
 def test_without_a_record_it_says_how_to_make_one(shown):
     ledger.result("M99", "not-recorded")
-    assert shown[0]["text/plain"].startswith("M99 · not recorded yet · `make measure NAME=test` on")
+    assert shown[0]["text/plain"].startswith(
+        "M99 · `Water` is <wet> · not recorded yet: `make measure NAME=test` on"
+    )
     assert "<code>make measure NAME=test</code>" in shown[0]["text/html"]
     assert shown[0][ledger.MIME]["values"] == {}
 
 
 def test_a_value_without_a_record_says_so_in_each_language(shown):
     ledger.result("M99", "holds", wet=3, total=None)
-    assert shown[0]["text/plain"] == "M99 · holds · 3 of not recorded yet drops"
+    assert shown[0]["text/plain"] == "M99 · `Water` is <wet> · holds: 3 of not recorded yet drops"
     assert "尚无实测记录 滴中有 3 滴" in shown[0]["text/html"]
     assert shown[0][ledger.MIME]["values"] == {"wet": 3, "total": None}
 

@@ -9,11 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from helpers.environment import versions
-
-FOLDER = Path(__file__).resolve().parents[1] / "benchmarks" / "records"
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "records"
 PROVENANCE = ("device", "torch", "python", "commit", "dirty", "command", "date", "repeats", "clock")
 
 
@@ -58,8 +54,11 @@ class Record:
         return [row[name] for row in self.rows]
 
 
-def provenance(device: torch.device, *, repeats: int, clock: str) -> dict[str, Any]:
-    """Return the provenance of a measurement that starts now, in this process."""
+def provenance(versions: dict[str, str], *, repeats: int, clock: str) -> dict[str, Any]:
+    """Return the provenance of a measurement that starts now, in this process.
+
+    versions: what `helpers.environment.versions(device)` says of the device and the software.
+    """
 
     def git(*args: str) -> str:
         command = ["git", "-C", str(FOLDER.parent), *args]
@@ -68,7 +67,7 @@ def provenance(device: torch.device, *, repeats: int, clock: str) -> dict[str, A
     # records themselves may be uncommitted; what matters is the code that measures
     dirty = git("status", "--porcelain", "--", "../helpers", ".", ":!records")
     return {
-        **versions(device),
+        **versions,
         "commit": git("rev-parse", "--short=10", "HEAD"),
         "dirty": bool(dirty),
         "command": "python benchmarks/" + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -104,12 +103,3 @@ def on_gpu(name: str) -> Record | None:
     devices = {path.name.split(".")[1] for path in FOLDER.glob(f"{name}.*.json")} - {"cpu"}
     made = [load(name, device) for device in devices]
     return max(made, key=lambda record: record.provenance["date"], default=None)
-
-
-def quantiles(values: list[float]) -> list[float]:
-    """Return [p20, p50, p80] of at least three values, to 4 significant digits."""
-    if len(values) < 3:
-        raise ValueError(f"quantiles need at least 3 values, got {len(values)}")
-    q = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
-    p = torch.quantile(torch.tensor(values, dtype=torch.float64), q)
-    return [float(f"{v:.4g}") for v in p]

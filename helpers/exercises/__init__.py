@@ -1,0 +1,12 @@
+"""Check an exercise at once; the reference and the cases of each, a file a chapter.
+
+    from helpers.exercises import check
+
+    check("tensors.one_hot", one_hot)
+
+says what is wrong (shape, dtype, value, gradient), for which arguments, and never the answer.
+"""
+
+from helpers.exercises.harness import check, check_kernel, compare
+
+__all__ = ["check", "check_kernel", "compare"]

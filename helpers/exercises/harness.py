@@ -1,0 +1,304 @@
+"""Every chapter: check an exercise at once, saying what is wrong and never the answer."""
+
+import importlib
+import inspect
+import math
+import random
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from numbers import Number
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+UNANSWERED = "not answered yet: replace the dots"
+
+# How far a right answer may be from the reference, relative to the element: some hundred units in
+# the last place, for sums taken in another order. (Half precision: some ten, it is rounded once.)
+RTOL = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exercise:
+    """What an answer must do.
+
+    reference: the specification, usually PyTorch's own operation. What it raises is part of it.
+    cases: makes the tuples of arguments; called with all generators seeded.
+    through: turns an answer (and the reference) into the function to be called, for answers that
+        are not one themselves: a class to be built, a kernel to be launched.
+    view: the result must share the storage of the first argument.
+    gradient: gradients with respect to all floating-point arguments must agree, too.
+    scale: size of the terms that are added up; an absolute difference of RTOL × scale does not
+        count. Where an exercise is about small numbers, `scale` must be as small as they are.
+    """
+
+    reference: Callable[..., Any]
+    cases: Callable[[], Sequence[tuple]]
+    through: Callable[[Any], Callable[..., Any]] | None = None
+    view: bool = False
+    gradient: bool = False
+    scale: float = 1.0
+
+
+def check(name: str, answer: Any) -> None:
+    """Print how `answer` does in exercise `name`, ``"chapter.exercise"``.
+
+    Raises ValueError for a name that is no exercise. Neither the arguments of the answer nor the
+    random numbers of the notebook depend on how often a cell is run.
+    """
+    print(_verdict(answer, find(name), name))
+
+
+def find(name: str) -> Exercise:
+    """Return the exercise called ``"chapter.exercise"``, from ``helpers/exercises/chapter.py``."""
+    chapter, _, exercise = name.partition(".")
+    try:
+        known = importlib.import_module(f"helpers.exercises.{chapter}").EXERCISES
+    except ModuleNotFoundError as error:
+        raise ValueError(f"no chapter {chapter!r} has exercises; got the name {name!r}") from error
+    if exercise not in known:
+        raise ValueError(f"unknown exercise {name!r}; {chapter} has {sorted(known)}")
+    return known[exercise]
+
+
+def compare(
+    answer: Callable[..., Any],
+    reference: Callable[..., Any],
+    inputs: Sequence[tuple],
+    *,
+    view: bool = False,
+    gradient: bool = False,
+) -> None:
+    """Print how `answer` compares with `reference` on `inputs`, as `check` does."""
+    spec = Exercise(reference=reference, cases=lambda: inputs, view=view, gradient=gradient)
+    print(_verdict(answer, spec, "answer"))
+
+
+def check_kernel(
+    kernel: Any,
+    layout: Callable[..., tuple],
+    reference: Callable[..., Tensor],
+    inputs: Sequence[tuple],
+) -> None:
+    """`check` for a Triton kernel: reads and writes beyond the tensors are found as well.
+
+    layout: the arguments -> shape of the output, grid, sizes and constants for the kernel, which
+    is called with the tensors, the output, the sizes, the other arguments and the constants. The
+    output has the dtype of the first argument.
+    """
+
+    def room(tensor: Tensor) -> tuple[Tensor, Tensor]:  # 777 before and after it, in one piece
+        big = torch.full((tensor.numel() + 4096,), 777, dtype=tensor.dtype)
+        return big, big[2048:-2048].copy_(tensor.flatten()).view(tensor.shape)
+
+    def answer(*arguments: Any) -> Any:
+        shape, grid, sizes, constants = layout(*arguments)
+        tensors = [a for a in arguments if isinstance(a, Tensor)]
+        scalars = [a for a in arguments if not isinstance(a, Tensor)]
+        big, out = room(torch.full(shape, torch.nan, dtype=tensors[0].dtype))
+        kernel[grid](*(room(t)[1] for t in tensors), out, *sizes, *scalars, **constants)
+        if big[:2048].ne(777).any() or big[-2048:].ne(777).any():
+            raise IndexError("the kernel stored outside of its output")
+        return ... if re.search(r":\s*\.\.\.\s*$", inspect.getsource(kernel.fn)) else out
+
+    compare(answer, reference, inputs)
+
+
+def _verdict(answer: Any, spec: Exercise, name: str) -> str:
+    if answer is ...:
+        return f"✗ {UNANSWERED}"
+    if answer is spec.reference:
+        return "✗ this is the reference itself"
+
+    seed = zlib.crc32(name.encode())
+    with _seeded(seed):
+        cases = spec.cases()
+
+    mine, theirs = answer, spec.reference
+    if spec.through is not None:
+        mine, theirs = spec.through(answer), spec.through(spec.reference)
+
+    for number, arguments in enumerate(cases, 1):
+        problem = _problem(mine, theirs, arguments, spec, seed + number)
+        if problem == UNANSWERED:
+            return f"✗ {problem}"
+        if problem:
+            return f"✗ case {number} of {len(cases)}, {_shown(arguments)}: {problem}"
+    return f"✓ correct on {len(cases)} cases"
+
+
+def _problem(
+    answer: Callable, reference: Callable, arguments: tuple, spec: Exercise, seed: int
+) -> str | None:
+    """Return the first difference in words, or None."""
+    mine, theirs = _copies(arguments, spec.gradient), _copies(arguments, spec.gradient)
+    with _seeded(seed):
+        got, got_error = _call(answer, mine)
+    with _seeded(seed):
+        want, want_error = _call(reference, theirs)
+
+    if got is ... and got_error is None:
+        return UNANSWERED
+    if type(got_error) is not type(want_error):
+        wanted = type(want_error).__name__ if want_error else "a result"
+        return f"expected {wanted}, got {got_error!r}" if got_error else f"expected {wanted}"
+    if want_error:
+        return None
+
+    difference = _difference(got, want, spec.scale)
+    if difference:
+        return difference
+    spoiled = _spoiled(mine, arguments)
+    if spoiled:
+        return spoiled
+    if spec.view and got.untyped_storage().data_ptr() != mine[0].untyped_storage().data_ptr():
+        return "right values, but a copy: expected a view of the argument's storage"
+    if spec.gradient:
+        return _gradient_difference(got, want, mine, theirs, spec.scale)
+    return None
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed every global generator, and give the notebook its own random numbers back after."""
+    before = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+
+
+def _copies(arguments: tuple, gradient: bool) -> list[Any]:
+    """Fresh arguments for each side: an in-place answer must not spoil the reference's input.
+
+    Strides stay, so that a case with a transposed or expanded tensor remains one.
+    """
+
+    def fresh(argument: Any) -> Any:
+        if not isinstance(argument, Tensor):
+            return argument
+        size, offset = argument.untyped_storage().size(), argument.storage_offset()
+        storage = argument.detach().as_strided([size // argument.element_size()], [1], 0).clone()
+        copy = storage.as_strided(argument.shape, argument.stride(), offset)
+        return copy.requires_grad_(gradient and argument.is_floating_point())
+
+    return [fresh(argument) for argument in arguments]
+
+
+def _spoiled(now: list[Any], before: tuple) -> str | None:
+    """Name the first argument that the answer changed in place."""
+    for position, (a, b) in enumerate(zip(now, before, strict=True), 1):
+        if isinstance(b, Tensor):
+            a, b = a.detach(), b.detach()
+            same = a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
+            if not same:
+                return f"argument {position} was changed in place"
+    return None
+
+
+def _call(function: Callable, arguments: list[Any]) -> tuple[Any, Exception | None]:
+    try:
+        return function(*arguments), None
+    except Exception as error:  # a learner's function may raise anything: it is shown to them
+        return None, error
+
+
+def _difference(got: Any, want: Any, scale: float) -> str | None:
+    if isinstance(want, Tensor):
+        return _tensor_difference(got, want, scale)
+    if isinstance(want, (tuple, list)):
+        return _sequence_difference(got, want, scale)
+    if isinstance(want, Number) and not isinstance(want, bool):
+        return _number_difference(got, want, scale)
+    if isinstance(want, bool) and isinstance(got, np.bool_):  # NumPy's answers are answers, too
+        got = bool(got)
+    if type(got) is not type(want):
+        return f"expected {type(want).__name__}, got {type(got).__name__}"
+    return None if got == want else f"value is not right: {got!r}"
+
+
+def _sequence_difference(got: Any, want: tuple | list, scale: float) -> str | None:
+    if not isinstance(got, (tuple, list)):  # a list for a tuple is as good
+        return f"expected {type(want).__name__}, got {type(got).__name__}"
+    if len(got) != len(want):
+        return f"expected {len(want)} results, got {len(got)}"
+    for position, (one, other) in enumerate(zip(got, want, strict=True), 1):
+        problem = _difference(one, other, scale)
+        if problem:
+            return f"result {position}: {problem}"
+    return None
+
+
+def _number_difference(got: Any, want: Number, scale: float) -> str | None:
+    """Integers must be equal; floats may differ as float64 does; NumPy's numbers are numbers."""
+    if not isinstance(got, Number) or isinstance(got, bool):
+        return f"expected {type(want).__name__}, got {type(got).__name__}"
+    if isinstance(want, int):
+        return None if got == want else f"value is not right: {got!r}"
+    rtol = RTOL[torch.float64]
+    same = math.isclose(got, want, rel_tol=rtol, abs_tol=rtol * scale)
+    if same or (math.isnan(got) and math.isnan(want)):
+        return None
+    return f"value is not right: {got!r}"
+
+
+def _tensor_difference(got: Any, want: Tensor, scale: float) -> str | None:
+    if not isinstance(got, Tensor):
+        return f"expected Tensor, got {type(got).__name__}"
+    if got.shape != want.shape:
+        return f"shape: expected {list(want.shape)}, got {list(got.shape)}"
+    if got.dtype != want.dtype:
+        return f"dtype: expected {want.dtype}, got {got.dtype}"
+    rtol = RTOL.get(want.dtype, 0.0)
+    close = torch.isclose(got, want, rtol=rtol, atol=rtol * scale, equal_nan=True)
+    if close.all():
+        return None
+    words = f"value: {int((~close).sum())} of {close.numel()} elements differ"
+    if got[~close].isfinite().all():
+        gap = (got.double() - want.double())[~close].abs().max().item()
+        return f"{words}, by up to {gap:.3g}"
+    return f"{words}, and some of yours are inf or nan"
+
+
+def _gradient_difference(
+    got: Tensor, want: Tensor, mine: list, theirs: list, scale: float
+) -> str | None:
+    if not got.requires_grad:
+        return "gradient: the result is cut off from its arguments"
+    weight = torch.linspace(-1, 1, want.numel()).view_as(want).to(want)
+    (got * weight).sum().backward()
+    (want * weight).sum().backward()
+    for position, (a, b) in enumerate(zip(mine, theirs, strict=True), 1):
+        if isinstance(b, Tensor) and b.requires_grad:
+            zero = torch.zeros_like(b)
+            got_grad = zero if a.grad is None else a.grad
+            want_grad = zero if b.grad is None else b.grad
+            problem = _difference(got_grad, want_grad, scale)
+            if problem:
+                return f"gradient of argument {position}: {problem}"
+    return None
+
+
+def _shown(arguments: tuple) -> str:
+    """The arguments of a case, short enough for one line: small tensors with their numbers."""
+
+    def one(argument: Any) -> str:
+        if not isinstance(argument, Tensor):
+            text = repr(argument)
+        elif argument.numel() <= 6:
+            text = f"tensor({argument.tolist()})"
+        else:
+            text = f"{str(argument.dtype).removeprefix('torch.')}{list(argument.shape)}"
+        return text if len(text) <= 60 else f"{text[:57]}…"
+
+    return f"f({', '.join(one(argument) for argument in arguments)})"

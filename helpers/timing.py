@@ -1,0 +1,76 @@
+"""Every chapter: the only clock — wait for the device, read several times, compare in turns."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+SHORTEST_MS = 0.2  # a reading lasts at least this long, so that the clock's own step is small
+
+
+def wait_for(device: torch.device) -> None:
+    """Block until all work queued on `device` is done; a CPU queues none."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def quantiles(values: Sequence[float]) -> list[float]:
+    """Return [p20, p50, p80] of at least three values, to 4 significant digits."""
+    if len(values) < 3:
+        raise ValueError(f"quantiles need at least 3 values, got {len(values)}")
+    q = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
+    p = torch.quantile(torch.tensor(values, dtype=torch.float64), q)
+    return [float(f"{v:.4g}") for v in p]
+
+
+def time_ms(call: Callable[[], object], device: torch.device, repeats: int = 15) -> list[float]:
+    """Return [p20, p50, p80] in ms of one `call()`: warmed up, the device waited for.
+
+    CUDA: events on the device, the L2 cache flushed before each call. Elsewhere: the host's
+    clock; short calls run back to back until a reading lasts 0.2 ms.
+    """
+    return interleaved({"call": call}, device, repeats)["call"]
+
+
+def interleaved(
+    calls: Mapping[str, Callable[[], object]], device: torch.device, repeats: int = 15
+) -> dict[str, list[float]]:
+    """Return [p20, p50, p80] in ms for each of `calls`, read in turns: A, B, A, B, …
+
+    A machine that becomes slower or faster meanwhile does so for all of them alike.
+    """
+    if device.type == "cuda":
+        read = {name: _cuda_reader(call) for name, call in calls.items()}
+    else:
+        read = {name: _host_reader(call, device) for name, call in calls.items()}
+
+    readings: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name in calls:
+            readings[name].append(read[name]())
+
+    return {name: quantiles(values) for name, values in readings.items()}
+
+
+def _host_reader(call: Callable[[], object], device: torch.device) -> Callable[[], float]:
+    """Warm `call` up, choose how often it runs in one reading, and return what takes a reading."""
+
+    def run(times: int) -> float:
+        wait_for(device)
+        start = time.perf_counter()
+        for _ in range(times):
+            call()
+        wait_for(device)
+        return (time.perf_counter() - start) / times * 1e3
+
+    run(3)  # warm-up: first calls allocate, choose kernels, fill caches
+    times = max(1, round(SHORTEST_MS / max(run(1), 1e-5)))
+    return lambda: run(times)
+
+
+def _cuda_reader(call: Callable[[], object]) -> Callable[[], float]:
+    """Return what takes one reading with CUDA events; Triton's `do_bench` flushes the L2 cache."""
+    from triton.testing import do_bench  # only here: a machine without CUDA may have no Triton
+
+    call()
+    return lambda: do_bench(call, warmup=1, rep=1, return_mode="median")
