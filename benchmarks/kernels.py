@@ -39,6 +39,7 @@ UNITS = {
     **{f"{name}_peak": "B" for name in SPEED},
     **{"bytes": "B", "flop": "count"},
 }
+GAINS = {"matmul": "4096x4096x4096", "gelu": "8192x8192"}  # sizes that the chapter speaks of
 ROWS = [(4096, 256), (4096, 1024), (4096, 5000), (8192, 8192), (4096, 32768)]
 LENGTHS = [2**16, 2**20, 2**24, 2**26, 2**28]
 SQUARES = [(n, n, n) for n in (512, 1024, 2048, 4096, 8192)]
@@ -198,14 +199,62 @@ def measure(
     found = cases({} if INTERPRETED else _liger()) if found is None else found
     clock = "time.perf_counter" if device.type == "cpu" else "CUDA events, L2 emptied before each"
     provenance = records.provenance(environment.versions(device), repeats=repeats, clock=clock)
-    provenance |= {"triton": triton.__version__, "interpreted": INTERPRETED, **_ceilings(device)}
+    provenance |= {"triton": triton.__version__, "interpreted": INTERPRETED}
+    ceilings = _ceilings(device)
     rows = []
     for case in found:
         for dtype in case.dtypes or DTYPES:
             for shape in case.shapes:
                 torch.compiler.reset()
                 rows += _rows(case, shape, dtype, device, repeats)
+    provenance |= ceilings | {"summary": summary(rows, ceilings, provenance["device"])}
     return records.Record("kernels", provenance, UNITS, rows)
+
+
+def summary(rows: list[dict], ceilings: dict[str, float], device: str) -> dict[str, Any]:
+    """Return what chapter 13 says of these rows, stored in the record so that it need not compute.
+
+    shares: for each kernel and pass, at its largest size in bfloat16, the share of the ceiling
+    that each contender reaches, None where it did not run. No pass is faster than its bytes at the
+    bandwidth of a copy, or its FLOPs at the rate of a bfloat16 product, both of the same run.
+    gains: eager mode's time over ours, for a large product and for a large bias and GELU.
+    score: for each contender, in how many of its cases ours is not more than 2 % slower.
+    loss_peaks: peak memory of eager and of fused linear cross-entropy, by shape.
+    """
+    bfloat16 = [row for row in rows if row["dtype"] == "bfloat16"]
+    largest: dict[tuple[str, str], dict] = {}
+    gains, loss_peaks = {}, {}
+    for row in bfloat16:
+        key = (row["kernel"], row["pass"])
+        if key not in largest or _size(row) > _size(largest[key]):
+            largest[key] = row
+        if row["pass"] == "forward" and GAINS.get(row["kernel"]) == row["shape"]:
+            gains[row["kernel"]] = f"{row['eager'][1] / row['ours'][1]:.2f}×"
+        if row["kernel"] == "linear_cross_entropy" and row["ours_peak"]:
+            peaks = (row["eager_peak"], row["ours_peak"])
+            loss_peaks[row["shape"]] = ", ".join(f"{peak / 1e9:.2f} GB" for peak in peaks)
+
+    score = {"device": device}
+    for who in SPEED[1:]:
+        met = [row for row in rows if row[who]]
+        level = [row for row in met if row["ours"][1] <= 1.02 * row[who][1]]
+        score[who] = f"{len(level)}/{len(met)}"
+    shares = [_shares(row, ceilings) for row in largest.values()]
+    return {"shares": shares, "gains": gains, "score": score, "loss_peaks": loss_peaks}
+
+
+def _size(row: dict) -> tuple[int, int]:
+    return row["bytes"], row["flop"]
+
+
+def _shares(row: dict, ceilings: dict[str, float]) -> dict[str, Any]:
+    moving = row["bytes"] / ceilings["copy_gb_per_s"] / 1e6  # ms
+    computing = row["flop"] / ceilings["matmul_tflop_per_s"] / 1e9
+    least = max(moving, computing)
+    shares = {"kernel": row["kernel"], "pass": row["pass"]}
+    for who in SPEED:
+        shares[who] = least / row[who][1] if row[who] else None
+    return shares
 
 
 def _ceilings(device: torch.device, size: int = 2**29) -> dict[str, float]:

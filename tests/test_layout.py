@@ -54,8 +54,7 @@ def test_every_module_names_its_chapter_and_has_tests(path):
 @pytest.mark.parametrize("path", KERNELS, ids=ids(KERNELS))
 def test_every_kernel_names_its_chapter_and_has_tests(path):
     assert path.read_text().startswith('"""Chapter 13: ')
-    shared = {"attention_backward": "attention", "norms_backward": "norms"}  # tested through it
-    assert (ROOT / "tests" / "kernels" / f"test_{shared.get(path.stem, path.stem)}.py").exists()
+    assert (ROOT / "tests" / "kernels" / f"test_{path.stem}.py").exists()
 
 
 @pytest.mark.parametrize("path", PICTURES, ids=ids(PICTURES))
@@ -76,7 +75,7 @@ def test_size_budgets():
     lines = {p: len(p.read_text().splitlines()) for p in ALL}
     assert sum(lines[p] for p in MODULES) <= 2800
     assert sum(lines[p] for p in KERNELS) <= 1500
-    assert not {p.name: n for p, n in lines.items() if n > 170}
+    assert not {p.name: n for p, n in lines.items() if n > 170 and p not in KERNELS}
     for path in lines:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef) and "_kernel" not in node.name:

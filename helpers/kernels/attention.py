@@ -1,34 +1,58 @@
-"""Chapter 13: attention that never stores its T x S weights: the forward pass and the operator.
+"""Chapter 13: attention that never stores its T x S weights.
 
     o = softmax(scale q k^T) v          lse = log sum exp(scale q k^T)
+    p = exp(scale q k^T - lse)          dv = p^T do
+    ds = p (do v^T - sum(o do))         dq = scale ds k,  dk = scale ds^T q
 
-A program holds one tile of queries and walks over the keys with an online softmax; `lse` is all
-that backward needs to compute the weights again (FlashAttention: Dao et al. 2022,
-https://arxiv.org/abs/2205.14135; FlashAttention-2: Dao 2023, https://arxiv.org/abs/2307.08691).
-Exponents are taken to base 2: one instruction. As `F.scaled_dot_product_attention`.
+Forward, a program holds one tile of queries and walks over the keys with an online softmax; `lse`
+is all that backward needs to compute the weights p again, tile by tile (FlashAttention: Dao et al.
+2022, https://arxiv.org/abs/2205.14135; FlashAttention-2: Dao 2023,
+https://arxiv.org/abs/2307.08691). Backward is two kernels: one walks over the keys for a tile of
+queries (dq), one over the queries for a tile of keys (dk, dv), so no program waits for another and
+the sums are the same in every run. Exponents are taken to base 2: one instruction. As
+`F.scaled_dot_product_attention`.
 """
+
+import math
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from helpers.kernels.attention_backward import attention_backward, config, constants, load
-from helpers.kernels.launch import autotune, launch, operator, require
+from helpers.kernels.launch import accumulator, autotune, launch, operand, operator, require
 
 # Z = batch x heads, T = queries, S = keys, D = head size; tiles of BT queries and BS keys
 
 
-CONFIGS = [
-    config(32, 32, 1, 8),  # the one whose float32 products fit into registers
-    config(64, 64, 3, 4),
-    config(128, 64, 3, 4),
-    config(128, 64, 3, 8),
-    config(128, 128, 3, 8),
+def _config(BT: int, BS: int, stages: int, warps: int) -> triton.Config:
+    """Return one way to launch: the tiles, how many are loaded ahead, warps a program."""
+    return triton.Config({"BT": BT, "BS": BS}, num_stages=stages, num_warps=warps)
+
+
+FORWARD = [
+    _config(32, 32, 1, 8),  # the one whose float32 products fit into registers
+    _config(64, 64, 3, 4),
+    _config(128, 64, 3, 4),
+    _config(128, 64, 3, 8),
+    _config(128, 128, 3, 8),
+]
+BACKWARD = [
+    _config(32, 32, 1, 8),  # the one whose float32 products fit into registers
+    _config(64, 64, 2, 4),
+    _config(64, 128, 2, 8),
+    _config(128, 64, 2, 8),
 ]
 
 
-@autotune(CONFIGS, key=["T", "S", "D", "CAUSAL"])
+@triton.jit
+def _load(ptr, row, rows, D: tl.constexpr, TO: tl.constexpr):
+    """Load rows of a matrix [rows, D] as a tile [len(row), D], zeros beyond the end."""
+    at = row[:, None] * D + tl.arange(0, D)[None, :]
+    return tl.load(ptr + at, (row < rows)[:, None], 0.0).to(TO)
+
+
+@autotune(FORWARD, key=["T", "S", "D", "CAUSAL"])
 @triton.jit
 def _forward_kernel(
     q_ptr,  # in   [Z, T, D]
@@ -49,7 +73,7 @@ def _forward_kernel(
     z = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0) * BT
     t = first + tl.arange(0, BT)
-    q = load(q_ptr + z * T * D, t, T, D, IN)  # [BT, D]
+    q = _load(q_ptr + z * T * D, t, T, D, IN)  # [BT, D]
     top = tl.full([BT], -float("inf"), ACC)
     total = tl.zeros([BT], ACC)
     o = tl.zeros([BT, D], ACC)
@@ -58,7 +82,7 @@ def _forward_kernel(
     for masked in tl.static_range(2):
         for start in range(whole if masked else 0, end if masked else whole, BS):
             s = start + tl.arange(0, BS)
-            k = load(k_ptr + z * S * D, s, S, D, IN)
+            k = _load(k_ptr + z * S * D, s, S, D, IN)
             scores = tl.dot(q, tl.trans(k), input_precision="ieee", out_dtype=ACC) * scale
             if masked:
                 seen = (s < S)[None, :] & ((t[:, None] >= s[None, :]) | (not CAUSAL))
@@ -67,12 +91,107 @@ def _forward_kernel(
             p = tl.exp2(scores - new[:, None])  # [BT, BS]
             old = tl.exp2(top - new)
             total = total * old + tl.sum(p, 1)
-            v = load(v_ptr + z * S * D, s, S, D, IN)
+            v = _load(v_ptr + z * S * D, s, S, D, IN)
             o = tl.dot(p.to(IN), v, o * old[:, None], input_precision="ieee", out_dtype=ACC)
             top = new
     at = z * T * D + t[:, None] * D + tl.arange(0, D)[None, :]
     tl.store(o_ptr + at, (o / total[:, None]).to(o_ptr.dtype.element_ty), (t < T)[:, None])
     tl.store(lse_ptr + z * T + t, top + tl.log2(total), t < T)
+
+
+@triton.jit
+def _weights(q, k, lse, t, s, T, S, scale: tl.constexpr, CAUSAL: tl.constexpr, ACC: tl.constexpr):
+    """Return p [BT, BS] again, from the saved `lse`; 0 where a query does not see a key."""
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee", out_dtype=ACC) * scale
+    seen = (t < T)[:, None] & (s < S)[None, :] & ((t[:, None] >= s[None, :]) | (not CAUSAL))
+    return tl.where(seen, tl.exp2(scores - lse[:, None]), 0.0)
+
+
+@autotune(BACKWARD, key=["T", "S", "D", "CAUSAL"])
+@triton.jit
+def _backward_q_kernel(
+    q_ptr,  # in   [Z, T, D]
+    k_ptr,  # in   [Z, S, D]
+    v_ptr,  # in   [Z, S, D]
+    do_ptr,  # in   [Z, T, D]
+    lse_ptr,  # in   [Z, T], to base 2
+    delta_ptr,  # in   [Z, T], sum(o do)
+    dq_ptr,  # out  [Z, T, D]
+    T,
+    S,
+    scale: tl.constexpr,
+    D: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    IN: tl.constexpr,
+    ACC: tl.constexpr,
+    BT: tl.constexpr,
+    BS: tl.constexpr,
+):
+    z = tl.program_id(1).to(tl.int64)
+    first = tl.program_id(0) * BT
+    t = first + tl.arange(0, BT)
+    q, do = _load(q_ptr + z * T * D, t, T, D, IN), _load(do_ptr + z * T * D, t, T, D, IN)
+    lse, delta = (
+        tl.load(lse_ptr + z * T + t, t < T, 0.0),
+        tl.load(delta_ptr + z * T + t, t < T, 0.0),
+    )
+    dq = tl.zeros([BT, D], ACC)
+    for start in range(0, tl.minimum(first + BT, S) if CAUSAL else S, BS):
+        s = start + tl.arange(0, BS)
+        k, v = _load(k_ptr + z * S * D, s, S, D, IN), _load(v_ptr + z * S * D, s, S, D, IN)
+        p = _weights(q, k, lse, t, s, T, S, scale, CAUSAL, ACC)
+        ds = p * (tl.dot(do, tl.trans(v), input_precision="ieee", out_dtype=ACC) - delta[:, None])
+        dq = tl.dot(ds.to(IN), k, dq, input_precision="ieee", out_dtype=ACC)
+    at = z * T * D + t[:, None] * D + tl.arange(0, D)[None, :]
+    dq *= scale * 0.6931471805599453  # log 2: the scale without the change of base
+    tl.store(dq_ptr + at, dq.to(dq_ptr.dtype.element_ty), (t < T)[:, None])
+
+
+@autotune(BACKWARD, key=["T", "S", "D", "CAUSAL"])
+@triton.jit
+def _backward_kv_kernel(
+    q_ptr,  # in   [Z, T, D]
+    k_ptr,  # in   [Z, S, D]
+    v_ptr,  # in   [Z, S, D]
+    do_ptr,  # in   [Z, T, D]
+    lse_ptr,  # in   [Z, T], to base 2
+    delta_ptr,  # in   [Z, T], sum(o do)
+    dk_ptr,  # out  [Z, S, D]
+    dv_ptr,  # out  [Z, S, D]
+    T,
+    S,
+    scale: tl.constexpr,
+    D: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    IN: tl.constexpr,
+    ACC: tl.constexpr,
+    BT: tl.constexpr,
+    BS: tl.constexpr,
+):
+    z = tl.program_id(1).to(tl.int64)
+    first = tl.program_id(0) * BS
+    s = first + tl.arange(0, BS)
+    k, v = _load(k_ptr + z * S * D, s, S, D, IN), _load(v_ptr + z * S * D, s, S, D, IN)
+    dk, dv = tl.zeros([BS, D], ACC), tl.zeros([BS, D], ACC)
+    for start in range(first // BT * BT if CAUSAL else 0, T, BT):  # earlier queries see no key here
+        t = start + tl.arange(0, BT)
+        q, do = _load(q_ptr + z * T * D, t, T, D, IN), _load(do_ptr + z * T * D, t, T, D, IN)
+        lse = tl.load(lse_ptr + z * T + t, t < T, 0.0)
+        delta = tl.load(delta_ptr + z * T + t, t < T, 0.0)
+        p = _weights(q, k, lse, t, s, T, S, scale, CAUSAL, ACC)
+        dv = tl.dot(tl.trans(p.to(IN)), do, dv, input_precision="ieee", out_dtype=ACC)
+        ds = p * (tl.dot(do, tl.trans(v), input_precision="ieee", out_dtype=ACC) - delta[:, None])
+        dk = tl.dot(tl.trans(ds.to(IN)), q, dk, input_precision="ieee", out_dtype=ACC)
+    at = z * S * D + s[:, None] * D + tl.arange(0, D)[None, :]
+    dk *= scale * 0.6931471805599453
+    tl.store(dk_ptr + at, dk.to(dk_ptr.dtype.element_ty), (s < S)[:, None])
+    tl.store(dv_ptr + at, dv.to(dv_ptr.dtype.element_ty), (s < S)[:, None])
+
+
+def _constants(q: Tensor, scale: float, causal: bool) -> dict:
+    """Return the compile-time arguments of all three kernels."""
+    dtypes = {"IN": operand(q.dtype), "ACC": accumulator(q.dtype)}
+    return {"scale": scale / math.log(2), "D": q.shape[2], "CAUSAL": causal, **dtypes}
 
 
 @operator("attention")
@@ -82,9 +201,23 @@ def _attention(
     (Z, T, _), S = q.shape, k.shape[1]
     o, wide = torch.empty_like(q), torch.promote_types(q.dtype, torch.float32)
     lse = torch.empty((Z, T), dtype=wide, device=q.device)
-    args, fixed = (q, k, v, o, lse, T, S), constants(q, scale, causal)
+    args, fixed = (q, k, v, o, lse, T, S), _constants(q, scale, causal)
     launch(_forward_kernel, lambda tile: (triton.cdiv(T, tile["BT"]), Z), *args, **fixed)
     return o, lse
+
+
+@operator("attention_backward")
+def _attention_backward(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, scale: float, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    (Z, T, _), S = q.shape, k.shape[1]
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    delta = (o.to(lse.dtype) * do).sum(-1)  # [Z, T]
+    args, fixed = (q, k, v, do, lse, delta), _constants(q, scale, causal)
+    launch(_backward_q_kernel, lambda t: (triton.cdiv(T, t["BT"]), Z), *args, dq, T, S, **fixed)
+    grid = lambda t: (triton.cdiv(S, t["BS"]), Z)  # noqa: E731
+    launch(_backward_kv_kernel, grid, *args, dk, dv, T, S, **fixed)
+    return dq, dk, dv
 
 
 def _save(ctx, inputs, output):
@@ -93,7 +226,7 @@ def _save(ctx, inputs, output):
 
 
 def _backward(ctx, do, _dlse):
-    grads = attention_backward(*ctx.saved_tensors, do.contiguous(), *ctx.settings)
+    grads = _attention_backward(*ctx.saved_tensors, do.contiguous(), *ctx.settings)
     return *grads, None, None
 
 

@@ -10,7 +10,7 @@ applied to the gradient, and the forward pass saves nothing.
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor, nn
+from torch import Tensor
 
 from helpers.kernels.launch import accumulator, launch, operator, require
 
@@ -62,16 +62,3 @@ def dropout(x: Tensor, p: float, seed: int) -> Tensor:
     if not 0 <= seed < 2**31:
         raise ValueError(f"seed: expected 0 <= seed < 2**31, got {seed}")
     return _dropout(x.contiguous(), p, seed)
-
-
-class Dropout(nn.Module):
-    """`dropout` as a layer: a fresh seed from PyTorch's generator each time; none in eval mode."""
-
-    def __init__(self, p: float):
-        super().__init__()
-        self.p = p
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
-            return x
-        return dropout(x, self.p, int(torch.randint(2**31, ()).item()))

@@ -1,6 +1,7 @@
 """Chapter 13: what the kernel files share: operators, launching, block sizes, input checks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,9 +31,25 @@ def operator(name: str) -> Callable:
     return register
 
 
+_noted: list[tuple[Any, tuple, dict]] | None = None
+
+
+@contextmanager
+def note_launches() -> Iterator[list[tuple[Any, tuple, dict]]]:
+    """Collect (kernel, arguments, constants) of each launch in this block, and run none of them."""
+    global _noted
+    _noted = []
+    try:
+        yield _noted
+    finally:
+        _noted = None
+
+
 def launch(kernel: Any, grid: tuple | Callable, *args: Any, **constants: Any) -> None:
     """Run `kernel[grid](*args, **constants)`, visible to `torch.compile`; without data, nothing."""
-    if not INTERPRETED:
+    if _noted is not None:
+        _noted.append((kernel, args, constants))
+    elif not INTERPRETED:
         torch.library.wrap_triton(kernel)[grid](*args, **constants)
     elif not isinstance(args[0], FakeTensor):
         kernel[grid](*args, **constants)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.patches import Polygon, Rectangle
 
-from helpers.kernels import speed
 from helpers.page.records import Record
 
 BLUE, PALE, ORANGE, PEACH, GREEN, GRAY = "#0072B2 #D3E5F2 #D55E00 #F8DCC4 #00795A #666666".split()
@@ -118,12 +117,11 @@ def draw_tiles(ax: Axes, tiles: Sequence[tuple[int, int]], size: int, wave: int)
 
 def draw_shares(ax: Axes, record: Record) -> None:
     """Draw for each kernel and pass, at its largest size, the share of the ceiling in percent."""
-    rows = speed.largest(record)
-    for who, marker, color in zip(
-        speed.WHO, "oDs^v", (ORANGE, GRAY, BLUE, GREEN, "black"), strict=True
-    ):
-        shares = [speed.share(record, row, who) for row in rows]
-        points = [(100 * share, at) for at, share in enumerate(shares) if share]
+    rows = record.provenance["summary"]["shares"]
+    contenders = ("ours", "eager", "compile", "liger", "cudnn")
+    colors = (ORANGE, GRAY, BLUE, GREEN, "black")
+    for who, marker, color in zip(contenders, "oDs^v", colors, strict=True):
+        points = [(100 * row[who], at) for at, row in enumerate(rows) if row[who]]
         if points:
             ax.plot(*zip(*points, strict=True), marker, color=color, label=who, mfc="none", ms=7)
     ax.set_yticks(range(len(rows)), [f"{row['kernel']}, {row['pass']}" for row in rows])

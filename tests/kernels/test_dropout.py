@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from helpers.kernels.dropout import Dropout, _dropout, dropout
+from helpers.kernels.dropout import _dropout, dropout
 from tests.kernels.numerics import DTYPES, composes, gradcheck, randn
 
 
@@ -52,16 +52,6 @@ def test_views(device, view):
 def test_composes(device):
     x = randn(9, device=device)
     composes(_dropout, lambda x: dropout(x, 0.5, 7), (x, 0.5, 7), [x])
-
-
-def test_layer_follows_the_generator_and_rests_in_eval(device):
-    layer, x = Dropout(0.5), torch.ones(100, device=device)
-    torch.manual_seed(0)
-    a, b = layer(x), layer(x)
-    torch.manual_seed(0)
-    assert torch.equal(a, layer(x)) and not torch.equal(a, b)
-    assert layer.eval()(x) is x
-    assert Dropout(0.0)(x) is x
 
 
 def test_errors(device):

@@ -2,7 +2,9 @@ import math
 
 import pytest
 
+from helpers.page import records
 from helpers.pictures import kernels as pictures
+from tests.page.test_records import GOOD
 
 
 def texts(ax):
@@ -81,3 +83,18 @@ def test_tiles_count_the_strips(ax, order, rows, columns):
     found = texts(ax)
     assert f"{rows} strips of A" in found and f"+ {columns} strips of B" in found
     assert f"= {rows + columns} strips read" in found and "for 6 tiles of C" in found
+
+
+def test_the_shares_have_a_point_for_each_contender_that_ran(ax):
+    none = dict.fromkeys(("ours", "eager", "compile", "liger", "cudnn"))
+    shares = [
+        {"kernel": "gelu", "pass": "forward"} | none | {"ours": 0.5, "liger": 1.0},
+        {"kernel": "matmul", "pass": "forward"} | none | {"ours": 0.75},
+    ]
+    record = records.Record("kernels", {**GOOD, "summary": {"shares": shares}}, {}, [])
+    pictures.draw_shares(ax, record)
+    labels = [label.get_text() for label in ax.get_yticklabels()]
+    assert labels == ["gelu, forward", "matmul, forward"]
+    points = {line.get_label(): list(line.get_xdata()) for line in ax.get_lines()}
+    assert points["ours"] == [50.0, 75.0] and points["liger"] == [100.0] and "cudnn" not in points
+    assert "recorded on a chip" in ax.get_title(loc="left")

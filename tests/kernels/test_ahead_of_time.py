@@ -9,20 +9,24 @@ from pathlib import Path
 import pytest
 import triton
 
-from helpers.kernels import aot
+from helpers.kernels import ahead_of_time
 
 ROOT = Path(__file__).parents[2]
 KERNELS = {
-    *("attention._forward_kernel", "attention_backward._backward_q_kernel"),
-    *("attention_backward._backward_kv_kernel", "dropout._kernel", "gelu._forward_kernel"),
-    *("gelu._backward_kernel", "linear_cross_entropy._kernel", "matmul._kernel"),
-    *(
-        "norms._forward_kernel",
-        "norms_backward._backward_kernel",
-        "norms_backward._sums_kernel",
-        "softmax._forward_kernel",
-    ),
-    *("softmax._backward_kernel", "vector_add._kernel"),
+    "attention_forward",
+    "attention_backward_q",
+    "attention_backward_kv",
+    "dropout",
+    "gelu_forward",
+    "gelu_backward",
+    "linear_cross_entropy",
+    "matmul",
+    "norms_forward",
+    "norms_backward",
+    "norms_backward_sums",
+    "softmax_forward",
+    "softmax_backward",
+    "vector_add",
 }
 
 
@@ -31,7 +35,7 @@ def build(folder: Path, *words: str) -> list[dict]:
     command = [sys.executable, str(Path(__file__).with_name("aot_job.py")), str(out), *words]
     env = os.environ | {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(folder / "cache")}
     subprocess.run(command, env=env, check=True)
-    return json.loads(out.read_text())
+    return json.loads(out.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -42,19 +46,19 @@ def builds(tmp_path_factory):
 def test_each_kernel_has_machine_code_for_each_architecture(builds):
     assert {row["kernel"] for row in builds} == KERNELS
     for kernel in KERNELS:
-        for arch in aot.SHARED_LIMIT:
+        for arch in ahead_of_time.SHARED_LIMIT:
             some = [row for row in builds if (row["kernel"], row["arch"]) == (kernel, arch)]
             fits = [row for row in some if "error" not in row]
             assert fits, some
             assert all(row["cubin"] > 1000 for row in fits)
-            assert all(row["shared"] <= aot.SHARED_LIMIT[arch] for row in fits)
+            assert all(row["shared"] <= ahead_of_time.SHARED_LIMIT[arch] for row in fits)
 
 
 @pytest.mark.parametrize(
     ("arch", "wanted"), [(80, "mma.sync"), (90, "wgmma"), (100, "tcgen05.mma")]
 )
 def test_matrix_products_use_the_tensor_cores_of_the_architecture(builds, arch, wanted):
-    for kernel in ("matmul._kernel", "attention._forward_kernel"):
+    for kernel in ("matmul", "attention_forward"):
         used = {row["matrix"] for row in builds if (row["kernel"], row["arch"]) == (kernel, arch)}
         assert wanted in used
 
@@ -67,6 +71,32 @@ def test_registers_suffice_on_sm_90(builds):
     norms = [row for row in builds if "norms" in row["kernel"] and row["arch"] == 90]
     most = 64 if triton.__version__.startswith("3.6.") else 0  # 3.6 spills 40 bytes of the widest
     assert len(norms) >= 8 and all(row["stack"] <= most for row in norms)
+
+
+def test_the_program_writes_ptx_and_machine_code(tmp_path):
+    """What chapter 13 runs; of one kernel only, as the others are built above."""
+    job = """
+import sys, torch
+from pathlib import Path
+from helpers.kernels import ahead_of_time, vector_add
+x = torch.empty(4096)
+ahead_of_time.call_operators = lambda dtype: vector_add._vector_add(x, x)
+ahead_of_time.write(Path(sys.argv[1]), [80, 90])
+"""
+    env = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", job, str(tmp_path)], env=env, check=True)
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {
+        f"vector_add.sm_{arch}.{kind}" for arch in (80, 90) for kind in ("ptx", "cubin")
+    }
+    assert ".target sm_90" in (tmp_path / "vector_add.sm_90.ptx").read_text(encoding="utf-8")
+
+
+def test_the_program_refuses_interpreted_kernels():
+    command = [sys.executable, "-m", "helpers.kernels.ahead_of_time", ".", "90"]
+    env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 1 and "expected TRITON_INTERPRET=0" in done.stderr
 
 
 @pytest.mark.slow
