@@ -54,6 +54,8 @@ def chapter() -> dict:
     for number in (8, 10, 12):
         cells += [words("zh", "文字"), words("en", "Text"), code(number, "exercise")]
         cells += [code(number + 1, "hide-cell", "solution")]
+    evidence = 'ledger.result("M01", "holds")'
+    cells += [code(14, "evidence", "hide-input", text=evidence)]
     return {"cells": cells, "metadata": {}}
 
 
@@ -65,8 +67,9 @@ def cell(chapter: dict, name: str) -> dict:
     return next(c for c in chapter["cells"] if c["id"] == name)
 
 
-def drop(chapter: dict, *names: str) -> None:
-    chapter["cells"] = [c for c in chapter["cells"] if c["id"] not in names]
+def untag(chapter: dict, *names: str) -> None:
+    for name in names:
+        cell(chapter, name)["metadata"]["tags"] = []
 
 
 def output(chapter: dict, **data: str) -> None:
@@ -75,56 +78,101 @@ def output(chapter: dict, **data: str) -> None:
     ]
 
 
+# What is broken, and the rule that must notice it.
 BREAKS = {
-    "too few code cells": lambda c: drop(c, "c1", "c2", "c3", "c4"),
-    "16 lines": lambda c: cell(c, "c1").update(source="x = 1\n" * 16),
-    "26 folded lines": lambda c: cell(c, "c9").update(source="x = 1\n" * 26),
-    "code without prose": lambda c: drop(c, "zh", "en"),
-    "four in a row": lambda c: c["cells"].extend(code(n) for n in (14, 15, 16)),
-    "ignored without reason": lambda c: cell(c, "c1")["metadata"]["tags"].append(
-        "nbval-ignore-output"
+    "a claim in a lesson's cell": (
+        "evidence_apart",
+        lambda c: cell(c, "c1").update(source='ledger.result("M01", "holds")'),
     ),
-    "too many ignored": lambda c: [
-        cell(c, f"c{n}")["metadata"].update(tags=["nbval-ignore-output"], reason="time")
-        for n in (1, 2, 3)
-    ],
-    "too few exercises": lambda c: drop(c, "c12", "c13"),
-    "exercise without solution": lambda c: drop(c, "c13"),
-    "no slider": lambda c: cell(c, "c7").update(outputs=[]),
-    "figure without alt": lambda c: cell(c, "c7")["metadata"].update(
-        bilingual={"zh": BOTH["zh"], "en": {"caption": "c", "alt": " "}}
+    "evidence in the open": (
+        "evidence_apart",
+        lambda c: cell(c, "c14")["metadata"].update(tags=["evidence"]),
     ),
-    "image without caption": lambda c: output(c, image_png="aGk="),
-    "not executed": lambda c: cell(c, "c1").update(execution_count=None),
-    "executed out of order": lambda c: cell(c, "c1").update(execution_count=9),
-    "widget state": lambda c: c["metadata"].update(widgets={}),
-    "stored widget": lambda c: cell(c, "c1").update(
-        outputs=[{"output_type": "display_data", "data": {structure.WIDGET: {}}}]
+    "evidence without a claim": (
+        "evidence_apart",
+        lambda c: cell(c, "c14").update(source="x = 1"),
     ),
-    "machine path": lambda c: output(c, text_plain="/home/me/x.py"),
-    "semicolon": lambda c: cell(c, "c1").update(source="f();"),
-    "directive": lambda c: cell(c, "en").update(source=cell(c, "en")["source"] + "\n:::{note}"),
-    "task list": lambda c: cell(c, "en").update(source=cell(c, "en")["source"] + "\n- [ ] do"),
-    "wrong label": lambda c: cell(c, "en").update(
-        source=cell(c, "en")["source"].replace("tensors-a", "sec-a")
+    "ignored without reason": (
+        "few_ignored",
+        lambda c: cell(c, "c1")["metadata"]["tags"].append("nbval-ignore-output"),
     ),
-    "no chapter label": lambda c: cell(c, "zh").update(source="# 张量\n\n## 练习\n\n## 要点"),
-    "second title": lambda c: cell(c, "en").update(source=cell(c, "en")["source"] + "\n# Again"),
-    "no takeaways": lambda c: cell(c, "zh").update(
-        source=cell(c, "zh")["source"].replace("要点", "结束")
+    "too many ignored": (
+        "few_ignored",
+        lambda c: [
+            cell(c, f"c{n}")["metadata"].update(tags=["nbval-ignore-output"], reason="time")
+            for n in (1, 2, 3)
+        ],
+    ),
+    "too few exercises": ("exercises", lambda c: untag(c, "c12", "c13")),
+    "exercise without solution": ("exercises", lambda c: untag(c, "c13")),
+    "no slider": ("a_moving_figure", lambda c: cell(c, "c7").update(outputs=[])),
+    "figure without alt": (
+        "described_figures",
+        lambda c: cell(c, "c7")["metadata"].update(
+            bilingual={"zh": BOTH["zh"], "en": {"caption": "c", "alt": " "}}
+        ),
+    ),
+    "image without caption": ("described_figures", lambda c: output(c, image_png="aGk=")),
+    "not executed": ("executed_in_order", lambda c: cell(c, "c1").update(execution_count=None)),
+    "executed out of order": (
+        "executed_in_order",
+        lambda c: cell(c, "c1").update(execution_count=9),
+    ),
+    "widget state": ("no_widget_state", lambda c: c["metadata"].update(widgets={})),
+    "stored widget": (
+        "no_widget_state",
+        lambda c: cell(c, "c1").update(
+            outputs=[{"output_type": "display_data", "data": {structure.WIDGET: {}}}]
+        ),
+    ),
+    "machine path": ("no_machine_paths", lambda c: output(c, text_plain="/home/me/x.py")),
+    "semicolon": ("no_closing_semicolon", lambda c: cell(c, "c1").update(source="f();")),
+    "directive": (
+        "plain_prose",
+        lambda c: cell(c, "en").update(source=cell(c, "en")["source"] + "\n:::{note}"),
+    ),
+    "task list": (
+        "plain_prose",
+        lambda c: cell(c, "en").update(source=cell(c, "en")["source"] + "\n- [ ] do"),
+    ),
+    "wrong label": (
+        "headings_and_sections",
+        lambda c: cell(c, "en").update(
+            source=cell(c, "en")["source"].replace("tensors-a", "sec-a")
+        ),
+    ),
+    "no chapter label": (
+        "headings_and_sections",
+        lambda c: cell(c, "zh").update(source="# 张量\n\n## 练习\n\n## 要点"),
+    ),
+    "second title": (
+        "headings_and_sections",
+        lambda c: cell(c, "en").update(source=cell(c, "en")["source"] + "\n# Again"),
+    ),
+    "no takeaways": (
+        "headings_and_sections",
+        lambda c: cell(c, "zh").update(source=cell(c, "zh")["source"].replace("要点", "结束")),
     ),
 }
 
 
-@pytest.mark.parametrize("change", BREAKS.values(), ids=BREAKS.keys())
-def test_each_rule_can_fail(chapter, change):
+@pytest.mark.parametrize(("rule", "change"), BREAKS.values(), ids=BREAKS.keys())
+def test_each_rule_can_fail(chapter, rule, change):
+    """The rule that is meant notices the mistake, and no other one does it in its place."""
     broken = copy.deepcopy(chapter)
     change(broken)
-    assert structure.problems(broken, "02_tensors", 1000)
+    found = structure.by_rule(broken, "02_tensors", 1000)
+    assert [name for name, lines in found.items() if lines] == [rule]
+
+
+def test_every_rule_is_broken_once(chapter):
+    rules = set(structure.by_rule(chapter, "02_tensors", 1000)) - {"file_size"}
+    assert {rule for rule, _ in BREAKS.values()} == rules
 
 
 def test_a_file_may_not_be_large(chapter):
-    assert structure.problems(chapter, "02_tensors", 1_600_000)
+    found = structure.by_rule(chapter, "02_tensors", 2_100_000)
+    assert [name for name, lines in found.items() if lines] == ["file_size"]
 
 
 def test_images_are_not_searched_for_paths(chapter):

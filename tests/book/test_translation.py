@@ -33,10 +33,6 @@ def test_the_book_agrees(root):
     assert not found, "\n" + "\n".join(found)
 
 
-def test_cells_of_unusual_length_are_reported(root):
-    print("\n".join(pairing.unusual_lengths(root)))
-
-
 def test_a_good_pair_passes_every_rule():
     for name, rule in pairing.PAIR_RULES.items():
         assert rule(pair()) == [], name
