@@ -1,9 +1,13 @@
+import sys
+import types
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
-from helpers.exercises.harness import check_kernel, compare
+from helpers.exercises import harness
+from helpers.exercises.harness import Exercise, check, check_kernel, compare
 
 X = torch.arange(6.0).view(2, 3)
 
@@ -141,3 +145,129 @@ def test_a_kernel_is_watched_at_its_edges(function, message, capsys):
     cases = [(torch.arange(5.0), 2.0), (torch.zeros(0), 1.0)]
     check_kernel(Kernel(function), layout, lambda x, factor: x * factor, cases)
     assert message in capsys.readouterr().out
+
+
+# ---- exercises by name
+
+
+@pytest.fixture
+def chapter(monkeypatch):
+    """A chapter of exercises, as `helpers/exercises/NAME.py` holds them."""
+    exercises = {
+        "double": Exercise(reference=lambda x: 2 * x, cases=lambda: [(X,), (X.double(),)]),
+        "noise": Exercise(reference=torch.rand_like, cases=lambda: [(torch.rand(3),)]),
+        "layer": Exercise(
+            reference=torch.nn.Identity,
+            cases=lambda: [(X,)],
+            through=lambda layer: layer().forward,
+        ),
+    }
+    module = types.ModuleType("helpers.exercises.demo")
+    module.EXERCISES = exercises
+    monkeypatch.setitem(sys.modules, "helpers.exercises.demo", module)
+
+
+def test_an_exercise_is_found_by_its_name(chapter, capsys):
+    check("demo.double", lambda x: x + x)
+    assert capsys.readouterr().out == "✓ correct on 2 cases\n"
+    check("demo.double", ...)
+    assert "not answered yet" in capsys.readouterr().out
+
+
+def test_an_answer_may_be_a_class(chapter, capsys):
+    check("demo.layer", torch.nn.Tanh)
+    assert "value: 5 of 6 elements differ" in capsys.readouterr().out
+    check("demo.layer", torch.nn.Flatten)
+    assert capsys.readouterr().out.startswith("✓")
+
+
+def test_unknown_names_are_refused(chapter):
+    with pytest.raises(ValueError, match="no chapter 'nothing' has exercises; got the name"):
+        check("nothing.double", torch.neg)
+    with pytest.raises(ValueError, match="unknown exercise 'demo.triple'; demo has"):
+        check("demo.triple", torch.neg)
+
+
+def test_random_answers_draw_what_the_reference_draws_and_the_notebook_keeps_its_numbers(
+    chapter, capsys
+):
+    torch.manual_seed(3)
+    wanted = torch.rand(2)
+    torch.manual_seed(3)
+    check("demo.noise", lambda x: torch.rand(x.shape))
+    assert capsys.readouterr().out.startswith("✓")
+    assert torch.equal(torch.rand(2), wanted)
+
+
+# ---- how far an answer may be off
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_an_answer_may_be_off_by_roundings_and_no_more(dtype, capsys):
+    x = torch.linspace(1, 4, 8).to(dtype)
+    unit = torch.finfo(dtype).eps
+    compare(lambda x: x * (1 + 2 * unit), lambda x: x.clone(), [(x,)])
+    assert capsys.readouterr().out.startswith("✓")
+    compare(lambda x: x * (1 + 20_000 * unit), lambda x: x.clone(), [(x,)])
+    assert "value: 8 of 8 elements differ" in capsys.readouterr().out
+
+
+def test_small_numbers_count_where_the_exercise_says_so():
+    tiny = Exercise(reference=lambda x: 1e-7 * x, cases=lambda: [(X,)], scale=1e-7)
+    assert harness._verdict(lambda x: 1.001e-7 * x, tiny, "tiny").startswith("✗")
+    assert harness._verdict(lambda x: x / 1e7, tiny, "tiny").startswith("✓")
+
+
+@pytest.mark.parametrize(
+    ("answer", "want", "passes"),
+    [
+        ([1, 2.0], (1, 2.0), True),
+        ((1, 2.0), [1, 2.0], True),
+        (np.float64(0.1) + 0.2, 0.3, True),
+        (np.int64(3), 3, True),
+        (np.bool_(True), True, True),
+        (3.0001, 3.0, False),
+        (True, 1, False),
+        (4, 3, False),
+        ("a", "b", False),
+        (float("nan"), float("nan"), True),
+        (None, 3.0, False),
+    ],
+)
+def test_numbers_and_sequences(answer, want, passes, capsys):
+    compare(lambda x: answer, lambda x: want, [(X,)])
+    assert capsys.readouterr().out.startswith("✓") == passes
+
+
+def test_another_exception_is_not_the_right_one(capsys):
+    def refuses(x):
+        raise ValueError("expected something else")
+
+    def breaks(x):
+        raise KeyError("x")
+
+    compare(breaks, refuses, [(X,)])
+    assert "expected ValueError, got KeyError('x')" in capsys.readouterr().out
+
+
+def test_the_gradient_of_every_argument_counts(capsys):
+    compare(lambda a, b: a * b.detach(), torch.mul, [(X, X + 1)], gradient=True)
+    assert "gradient of argument 2: value" in capsys.readouterr().out
+
+
+def test_an_overflow_is_named(capsys):
+    compare(lambda x: x * torch.inf, lambda x: x + 1, [(X + 1,)])
+    assert "and some of yours are inf or nan" in capsys.readouterr().out
+
+
+def test_cases_keep_their_strides(capsys):
+    seen = []
+    expanded = torch.arange(3.0).expand(2, 3)
+    compare(lambda x: (seen.append(x.stride()), x + 1)[1], lambda x: 1 + x, [(X.mT,), (expanded,)])
+    assert capsys.readouterr().out.startswith("✓")
+    assert seen == [(1, 3), (0, 1)]
+
+
+def test_a_long_argument_is_described(capsys):
+    compare(lambda x: x, lambda x: -x, [(torch.ones(3, 4),)])
+    assert "case 1 of 1, f(float32[3, 4]): value" in capsys.readouterr().out
