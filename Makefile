@@ -7,15 +7,28 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 
-.PHONY: book test lab measure clean
+.PHONY: book test lint unit notebooks lab measure clean
 
 book: $(STAMP)
 	$(BIN)/python book/site/build.py
 
-test: $(STAMP)
+# Tests run in two processes of one thread each. What the tools they use keep goes below _build, so
+# that a home folder that cannot be written is no obstacle.
+SIDE_BY_SIDE := -n 2 --dist loadfile
+unit notebooks: export OMP_NUM_THREADS ?= 1
+unit notebooks: export MPLCONFIGDIR ?= $(CURDIR)/_build/cache/matplotlib
+unit notebooks: export IPYTHONDIR ?= $(CURDIR)/_build/cache/ipython
+
+test: lint unit notebooks
+
+lint: $(STAMP)
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest tests
-	$(BIN)/python -m pytest --nbval --nbval-sanitize-with tests/book/nbval.cfg notebooks
+
+unit: $(STAMP)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) tests
+
+notebooks: $(STAMP)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --nbval --nbval-sanitize-with tests/book/nbval.cfg notebooks
 
 lab: $(STAMP)
 	$(BIN)/jupyter lab --notebook-dir=notebooks
@@ -29,7 +42,7 @@ clean:
 
 # The environment is made again when the pins or the package change.
 $(STAMP): requirements.txt pyproject.toml
-	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"Python 3.11 or newer is needed, got {v.major}.{v.minor}; set PYTHON=…")'
+	$(PYTHON) -c 'import sys; v = sys.version_info; v < (3, 11) and sys.exit(f"Python 3.11 to 3.13 is needed, got {v.major}.{v.minor}; set PYTHON=python3.13"); v > (3, 14) and print(f"note: tested with Python 3.11 to 3.13, this is {v.major}.{v.minor}")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -r requirements.txt -e .
 	touch $@
