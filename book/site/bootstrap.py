@@ -1,5 +1,6 @@
 # Makes `helpers` importable: in a clone of the book it does nothing; elsewhere (Colab, an empty
-# folder) it clones the book and installs only the packages that are missing.
+# folder) it clones the book and installs only the packages that are missing. What the book's
+# helpers show is then in the language of this notebook.
 import importlib.metadata
 import importlib.util
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 
+os.environ["PYTORCH_BOOK_LANG"] = "@LANGUAGE@"
 if importlib.util.find_spec("helpers") is None:
     repository = os.environ.get("PYTORCH_BOOK_REPO") or "@REPOSITORY@"
     if not repository:

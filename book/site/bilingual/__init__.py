@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from . import anchors, assets, language, notebooks, pages, repository, search, strings, switch
+from . import (
+    anchors,
+    assets,
+    icons,
+    language,
+    notebooks,
+    pages,
+    repository,
+    search,
+    strings,
+    switch,
+)
 
-VERSION = "1"
+PARTS = (strings, language, anchors, search, switch, repository, notebooks, pages, icons, assets)
+
+VERSION = "2"
 
 
 def setup(app) -> dict:
-    """Each concern is a module of its own; the hooks' order is by their priorities."""
-    for part in (strings, language, anchors, search, switch, repository, notebooks, pages, assets):
+    """Each concern is a module of its own; README.md lists the hooks in their order."""
+    for part in PARTS:
         part.setup(app)
     return {
         "version": VERSION,

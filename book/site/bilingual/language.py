@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from .figures import localise
+from .figures import lighten, localise
 
 
 @dataclass(frozen=True)
@@ -19,12 +19,33 @@ class Language:
     sphinx: str
     label: str
     hreflang: str
+    setup: str  # what folded cells are called, from here on
     solution: str
+    evidence: str
+    code: str
 
 
 LANGUAGES = {
-    "zh": Language("zh", "zh_CN", "中文", "zh-Hans", "参考答案"),
-    "en": Language("en", "en", "English", "en", "Solution"),
+    "zh": Language(
+        tag="zh",
+        sphinx="zh_CN",
+        label="中文",
+        hreflang="zh-Hans",
+        setup="准备：让 helpers 可以导入",
+        solution="参考答案",
+        evidence="怎么测的",
+        code="代码",
+    ),
+    "en": Language(
+        tag="en",
+        sphinx="en",
+        label="English",
+        hreflang="en",
+        setup="Setup: make helpers importable",
+        solution="Solution",
+        evidence="How it was measured",
+        code="Code",
+    ),
 }
 CLAIM = "application/vnd.pytorch-book.claim+json"  # for the claims page, not for a reader
 BREAK = re.compile(r"^\+\+\+[ \t]*(\{.*\})?[ \t]*$", re.M)
@@ -61,6 +82,14 @@ def segments(html: str, tag: str) -> str:
     return html
 
 
+def fold_name(cell: dict, tag: str) -> str | None:
+    """What a folded cell is called in this language, None where the general words will do."""
+    tags = cell["metadata"].get("tags", [])
+    if "solution" in tags:
+        return LANGUAGES[tag].solution
+    return LANGUAGES[tag].evidence if "evidence" in tags else None
+
+
 def filter_notebook(notebook: dict, tag: str) -> dict:
     """The notebook in one language: its cells, its captions, its half of two-language outputs."""
     notebook = copy.deepcopy(notebook)
@@ -74,8 +103,8 @@ def filter_notebook(notebook: dict, tag: str) -> dict:
             for mime in {"text/html", "text/markdown"} & data.keys():
                 data[mime] = segments("".join(data[mime]), tag)
         localise(cell, tag)
-        if "solution" in cell["metadata"].get("tags", []):
-            prompt = LANGUAGES[tag].solution
+        prompt = fold_name(cell, tag)
+        if prompt:
             prompts = {"code_prompt_show": prompt, "code_prompt_hide": prompt}
             cell["metadata"].setdefault("mystnb", {}).update(prompts)
     notebook["metadata"].pop("widgets", None)  # the page shows the static slider, loads no widget
@@ -123,7 +152,10 @@ def source_read(app, docname: str, source: list[str]) -> None:
     tag = of(app).tag
     path = Path(app.env.doc2path(docname))
     if path.suffix == ".ipynb":
-        source[0] = json.dumps(filter_notebook(read_notebook(path), tag), ensure_ascii=False)
+        notebook = filter_notebook(read_notebook(path), tag)
+        for cell in notebook["cells"]:
+            lighten(cell)
+        source[0] = json.dumps(notebook, ensure_ascii=False)
     elif path.suffix == ".md":
         source[0] = filter_page(source[0], tag)
 

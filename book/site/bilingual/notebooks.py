@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from .language import filter_notebook, of, read_notebook
+from .language import LANGUAGES, filter_notebook, fold_name, of, read_notebook
 from .repository import Repository, current
 from .switch import is_twin_build
 
@@ -26,18 +26,39 @@ def plain_markdown(text: str, titles: dict[str, str]) -> str:
     return ROLE.sub(lambda match: titles.get(match[1].split("/")[-1], match[1]), text)
 
 
-def bootstrap_cell(url: str, chapter: str) -> dict:
+def fold_source(cell: dict, title: str) -> None:
+    """Fold a cell's code, for JupyterLab and for Colab: there it is a form with a title."""
+    cell["metadata"].setdefault("jupyter", {})["source_hidden"] = True
+    source = "".join(cell["source"])
+    if not source.startswith("%%"):  # a cell magic must stay first
+        cell["metadata"]["cellView"] = "form"
+        source = f"#@title {title}\n{source}"
+    cell["source"] = source.splitlines(keepends=True)
+
+
+def fold(cell: dict, tag: str) -> None:
+    """Fold in a notebook what the page folds: the tags `hide-…` mean something to MyST-NB only."""
+    tags = set(cell["metadata"].get("tags", []))
+    if tags & {"hide-cell", "hide-input"}:
+        fold_source(cell, fold_name(cell, tag) or LANGUAGES[tag].code)
+    if tags & {"hide-cell", "hide-output"}:
+        cell["metadata"].setdefault("jupyter", {})["outputs_hidden"] = True
+
+
+def bootstrap_cell(url: str, chapter: str, tag: str) -> dict:
     """The first cell: it makes `helpers` importable, or says what to set."""
     source = BOOTSTRAP.read_text(encoding="utf-8").replace("@REPOSITORY@", url)
-    source = source.replace("@CHAPTER@", chapter)
-    return {
+    source = source.replace("@CHAPTER@", chapter).replace("@LANGUAGE@", tag)
+    cell = {
         "cell_type": "code",
         "id": "bootstrap",
-        "metadata": {"tags": ["bootstrap"], "jupyter": {"source_hidden": True}},
+        "metadata": {"tags": ["bootstrap"]},
         "execution_count": None,
         "outputs": [],
-        "source": source.splitlines(keepends=True),
+        "source": source,
     }
+    fold_source(cell, LANGUAGES[tag].setup)
+    return cell
 
 
 def single_language(
@@ -47,6 +68,8 @@ def single_language(
     notebook = filter_notebook(notebook, tag)
     for cell in notebook["cells"]:
         metadata = cell["metadata"]
+        if cell["cell_type"] == "code":
+            fold(cell, tag)
         for key in ("bilingual", "mystnb", "reason"):
             metadata.pop(key, None)
         if "tags" in metadata:
@@ -54,7 +77,8 @@ def single_language(
         if cell["cell_type"] == "markdown":
             text = plain_markdown("".join(cell["source"]), titles)
             cell["source"] = text.splitlines(keepends=True)
-    notebook["cells"].insert(0, bootstrap_cell(repository.url if repository else "", chapter))
+    url = repository.url if repository else ""
+    notebook["cells"].insert(0, bootstrap_cell(url, chapter, tag))
     return notebook
 
 

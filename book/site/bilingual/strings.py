@@ -22,14 +22,24 @@ def compile_catalogs(target: Path) -> list[str]:
     return sorted(names)
 
 
-def drop_english_label(app, pagename, templatename, context, doctree) -> None:
-    """Hook: myst-nb names every folded cell in English only; its visible text names it better."""
-    if "body" in context:
-        context["body"] = context["body"].replace(' aria-label="Toggle hidden content"', "")
+# Written by other packages into the page's body, and what it should say instead.
+MENDED = {
+    # myst-nb names every folded cell in English only; its visible text names it better
+    ' aria-label="Toggle hidden content"': "",
+    # docutils' role for a reference is deprecated, and the list around it has none of its items
+    ' role="doc-biblioentry"': ' role="listitem"',
+}
+
+
+def mend_body(app, pagename, templatename, context, doctree) -> None:
+    """Hook: names and roles for screen readers."""
+    for found, wanted in MENDED.items():
+        if "body" in context:
+            context["body"] = context["body"].replace(found, wanted)
 
 
 def setup(app) -> None:
-    app.connect("html-page-context", drop_english_label)
+    app.connect("html-page-context", mend_body)
     target = Path(app.doctreedir) / "locale"
     for name in compile_catalogs(target):
         app.add_message_catalog(name, str(target))

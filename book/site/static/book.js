@@ -1,0 +1,46 @@
+// The book's only script: the language switch, the theme button's focus, printing.
+
+// The switch goes to the section in view: both languages give a heading the same label.
+function sectionInView() {
+  const top = (section) => section.getBoundingClientRect().top;
+  const sections = [...document.querySelectorAll("article.bd-article section[id]")];
+  const named = sections.find((section) => "#" + section.id === decodeURI(location.hash));
+  if (named && top(named) >= 0 && top(named) < innerHeight) return named;
+  if (scrollY < 40) return null;
+  // At the end of the page the last sections cannot come up to the top.
+  const atEnd = scrollY + innerHeight >= document.documentElement.scrollHeight - 2;
+  return atEnd ? sections.at(-1) : sections.filter((section) => top(section) < 140).at(-1);
+}
+
+for (const link of document.querySelectorAll(".language-switch__link")) {
+  const page = link.getAttribute("href");
+  link.addEventListener("click", () => {
+    const section = sectionInView();
+    link.href = page + location.search + (section ? "#" + section.id : "");
+    try {
+      localStorage.setItem("book-language", link.dataset.language);
+    } catch { /* storage is blocked: the front page will ask the browser again */ }
+  });
+}
+
+// The theme calls blur() on these buttons when they are pressed, and a keyboard would be lost.
+const blurred = ".theme-switch-button, .search-button, .sidebar-toggle";
+for (const button of document.querySelectorAll(blurred)) button.blur = () => {};
+
+// Paper is light and nothing can be unfolded on it. Evidence stays folded: its result is outside.
+let before = null;
+
+addEventListener("beforeprint", () => {
+  const folded = "article.bd-article details:not([open])";
+  before = {
+    theme: document.documentElement.dataset.theme,
+    folded: [...document.querySelectorAll(folded)].filter((one) => !one.closest(".tag_evidence")),
+  };
+  document.documentElement.dataset.theme = "light";
+  before.folded.forEach((one) => { one.open = true; });
+});
+
+addEventListener("afterprint", () => {
+  document.documentElement.dataset.theme = before.theme;
+  before.folded.forEach((one) => { one.open = false; });
+});
