@@ -2,6 +2,8 @@
 
 import copy
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,17 @@ for folder in (ROOT / "book" / "site", ROOT / "book"):
 
 SAMPLE = Path(__file__).parent / "fixtures" / "00_sample.ipynb"
 SOURCES = ("notebooks/*.ipynb", "book/**/*", "benchmarks/records/*.json", "_config.yml", "_toc.yml")
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 @pytest.fixture(scope="session")
@@ -45,3 +58,16 @@ def site() -> Path:
         done = subprocess.run(build, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     return html
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """A browser for a module's tests, which are skipped where there is none."""
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        pytest.skip(f"no Chromium: set CHROMIUM or install one of {BROWSERS}")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as engine:
+        browser = engine.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()

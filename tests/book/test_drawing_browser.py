@@ -2,7 +2,6 @@
 
 import base64
 import math
-import os
 import re
 
 import pytest
@@ -12,22 +11,7 @@ from torch import nn
 from helpers import data, mnist, models
 from helpers.page import drawing
 
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not os.path.exists(CHROMIUM), reason=f"no Chromium at {CHROMIUM}"),
-]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as engine:
-        chromium = engine.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
-        )
-        yield chromium
-        chromium.close()
+pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +42,12 @@ def html(monkeypatch):
 
 
 @pytest.fixture
-def open_page(browser):
+def open_page(chromium):
     """Open a page with this body; at the end no script may have failed or asked the network."""
     opened, trouble = [], []
 
     def open_(body, style="", **options):
-        page = browser.new_page(**{"viewport": {"width": 900, "height": 700}, **options})
+        page = chromium.new_page(**{"viewport": {"width": 900, "height": 700}, **options})
         opened.append(page)
         page.on("console", lambda message: trouble.append(message.text))
         page.on("pageerror", lambda error: trouble.append(str(error)))
