@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 from importlib import resources
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import torch
 from IPython.display import display
 from torch import Tensor, nn
+
+from helpers.page.ledger import languages
 
 SKIPPED = (nn.Dropout, nn.Dropout2d, nn.Identity)  # the identity in evaluation
 
@@ -36,6 +39,8 @@ def pad(model: nn.Sequential, example: Tensor | None = None, *, mean: float, std
         "example": None if example is None else _base64(image),
     }
     template = resources.files("helpers.page").joinpath("drawing.html").read_text(encoding="utf-8")
+    for other in {"zh", "en"} - set(languages()):
+        template = re.sub(f"<!--{other}-->.*?<!--/{other}-->", "", template, flags=re.DOTALL)
     page = template.replace("[[bars]]", _bars(shown)).replace("[[spec]]", json.dumps(spec))
     best = f"{probabilities.argmax()} ({probabilities.max():.0%})"
     text = "drawing pad" if example is None else f"drawing pad; the example is read as {best}"

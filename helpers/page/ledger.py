@@ -63,7 +63,7 @@ def result(claim_id: str, verdict: str, **values: bool | int | float | str | Non
             raise ValueError(
                 f"{claim_id} needs the value {missing}; got {sorted(values)}"
             ) from None
-    chosen = _languages()
+    chosen = languages()
     plain = {
         "en": f"{claim_id} · {entry['claim']['en']} · {VERDICTS[verdict][0]}: {text['en']}",
         "zh": f"{claim_id} · {entry['claim']['zh']} · {VERDICTS[verdict][1]}：{text['zh']}",
@@ -78,7 +78,7 @@ def result(claim_id: str, verdict: str, **values: bool | int | float | str | Non
     )
 
 
-def _languages() -> tuple[str, ...]:
+def languages() -> tuple[str, ...]:
     """Both, or the one of a notebook exported in one language: its first cell sets the variable."""
     chosen = os.environ.get("PYTORCH_BOOK_LANG", "")
     if chosen in ("zh", "en"):

@@ -104,7 +104,7 @@ def read(chromium, address):
     assert not trouble, "\n".join(trouble)
 
 
-# -- every page, in one visit ---------------------------------------------------------------------
+# -- every page, in one visit ----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -286,7 +286,7 @@ def test_a_line_of_88_columns_fits(read, language):
     assert page.evaluate(TOO_NARROW, COLUMNS) == []
 
 
-# -- the theme --------------------------------------------------------------------------------------
+# -- the theme -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_without_scripts_a_page_is_light(read):
     assert page.locator(".logo__image >> visible=true").count() == 1
 
 
-# -- keyboard ---------------------------------------------------------------------------------------
+# -- keyboard --------------------------------------------------------------------------------------
 
 RING = """(element) => {
   const style = getComputedStyle(element);
@@ -364,7 +364,7 @@ def test_a_menu_gives_the_focus_back(read, button):
     assert page.evaluate(f"document.activeElement.matches('{button}')")
 
 
-# -- the language switch ----------------------------------------------------------------------------
+# -- the language switch ---------------------------------------------------------------------------
 
 
 def press_switch(page) -> None:
@@ -415,7 +415,26 @@ def test_the_front_page_knows_the_visitors_language(read, locale, language):
     reader.page.wait_for_url(f"**/{language}/{HOME}")
 
 
-# -- search -----------------------------------------------------------------------------------------
+def test_latin_words_have_no_dots_on_a_chinese_page(read):
+    """A citation's `<em>et al.</em>` is not Chinese, and so are all other `<em>` of the book."""
+    page = read().open("zh/book/references.html")
+    marks = page.eval_on_selector_all(
+        "article em", "all => all.map((one) => getComputedStyle(one).textEmphasisStyle)"
+    )
+    assert set(marks) == {"none"}
+
+
+@pytest.mark.parametrize(("language", "words"), [("zh", "搜索本书"), ("en", "Search this book")])
+def test_the_search_dialog_speaks_the_language_and_names_no_key(read, language, words):
+    page = read().open(f"{language}/{HOME}")
+    page.click(".search-button-field")
+    dialog = page.locator("#pst-search-dialog")
+    for attribute in ("placeholder", "aria-label"):
+        assert words in dialog.locator("input").get_attribute(attribute)
+    assert not dialog.locator(".search-button__kbd-shortcut").is_visible()
+
+
+# -- search ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -448,7 +467,7 @@ def test_search_finds_nothing_for_nonsense(read):
     assert page.locator("#search-results li").count() == 0
 
 
-# -- sliders, folds, paper --------------------------------------------------------------------------
+# -- sliders, folds, paper -------------------------------------------------------------------------
 
 
 def test_sliders_move_by_mouse_and_by_keyboard(read):
@@ -544,16 +563,15 @@ def test_a_printed_page_is_light_by_itself(read):
     """The browser announces that it prints; what the reader had unfolded stays so."""
     page = read(color_scheme="dark").open(f"zh/notebooks/{CHAPTER}.html")
     page.locator(".tag_solution details").first.evaluate("one => { one.open = true }")
-    page.evaluate(
-        "addEventListener('beforeprint', () => { window.seen = document.documentElement.dataset.theme })"
-    )
+    page.evaluate("""addEventListener("beforeprint", () => {
+        window.seen = document.documentElement.dataset.theme; })""")
     assert page.pdf().startswith(b"%PDF")
     assert page.evaluate("window.seen") == "light"
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
     assert page.locator(".tag_solution details[open]").count() == 1
 
 
-# -- the front page, files, downloads -----------------------------------------------------------------
+# -- the front page, files, downloads --------------------------------------------------------------
 
 
 def test_the_front_page_remembers_the_last_choice(read):

@@ -1,7 +1,7 @@
 """The site: its parts one by one, then the built pages of both languages."""
 
+import base64
 import copy
-import gzip
 import json
 import os
 import re
@@ -11,11 +11,24 @@ import sys
 import zipfile
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote, urldefrag, urlparse
 
+import nbformat
 import pytest
-from bilingual import assets, figures, language, notebooks, pages, repository, search, strings
+from bilingual import (
+    assets,
+    figures,
+    icons,
+    language,
+    notebooks,
+    pages,
+    repository,
+    search,
+    strings,
+)
 from bilingual.repository import Repository
+from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parents[2]
 LANGUAGES = ("zh", "en")
@@ -94,6 +107,20 @@ def test_a_caption_belongs_to_the_image_alone():
         '<figure class="align-center"><img alt="Two bars" src="data:image/png;base64,AAAA">'
         "<figcaption>Bars of <code>x</code></figcaption></figure>"
     )
+
+
+def test_frames_are_written_as_text():
+    svg = '<svg xmlns="http://www.w3.org/2000/svg"><text fill="#a00">50 % \\ </script></text></svg>'
+    data = "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
+    html = f'<figure class="explore"><img src="{data}"><script>F = ["{data}"]</script></figure>'
+    cell = {"outputs": [{"data": {"text/html": html}}]}
+    figures.lighten(cell)
+    written = cell["outputs"][0]["data"]["text/html"]
+    address = re.search('src="([^"]*)"', written)[1]
+    assert written == html.replace(data, address)
+    kind, text = address.split(",", 1)
+    assert (kind, unquote(text)) == ("data:image/svg+xml", svg)
+    assert not set(text) & set("<>#'\"\\&\n")
 
 
 def test_alt_text_is_escaped():
@@ -231,6 +258,58 @@ def test_a_single_language_notebook_is_clean(sample):
     assert "转置" not in "".join("".join(o["data"].get("text/html", "")) for o in outputs(notebook))
 
 
+def exported(sample: dict, tags: list[str], source: str, tag: str) -> dict:
+    """A code cell with these tags as it is in the notebook of one language."""
+    cell = next(cell for cell in sample["cells"] if cell["cell_type"] == "code")
+    cell["metadata"], cell["source"], cell["id"] = {"tags": tags}, [source], "looked-at"
+    notebook = notebooks.single_language(sample, tag, None, {}, "sample")
+    return next(cell for cell in notebook["cells"] if cell["id"] == "looked-at")
+
+
+@pytest.mark.parametrize(
+    ("tags", "hidden", "title"),
+    [
+        (["hide-cell", "solution"], {"source_hidden": True, "outputs_hidden": True}, "参考答案"),
+        (["hide-input", "evidence"], {"source_hidden": True}, "怎么测的"),
+        (["hide-input"], {"source_hidden": True}, "代码"),
+    ],
+)
+def test_what_the_page_folds_the_notebook_folds(sample, tags, hidden, title):
+    cell = exported(sample, tags, "x = 1\ny = 2", "zh")
+    assert cell["metadata"]["jupyter"] == hidden
+    assert cell["metadata"]["cellView"] == "form"
+    assert cell["source"] == [f"#@title {title}\n", "x = 1\n", "y = 2"]
+
+
+def test_what_the_page_shows_the_notebook_shows(sample):
+    assert exported(sample, ["exercise"], "x = 1", "en")["metadata"] == {"tags": ["exercise"]}
+
+
+def test_a_cell_magic_stays_first(sample):
+    cell = exported(sample, ["hide-cell", "solution"], "%%writefile job.py\nx = 1", "en")
+    assert cell["source"][0] == "%%writefile job.py\n"
+    assert cell["metadata"]["jupyter"]["source_hidden"]
+
+
+@pytest.mark.parametrize(
+    ("tag", "word", "other"), [("zh", "实测", "Measured"), ("en", "Measured", "实测")]
+)
+def test_one_language_stays_one_language_when_run(sample, tmp_path, monkeypatch, tag, word, other):
+    """A kernel runs the exported notebook: its claim is shown in the notebook's language alone."""
+    claim = "from helpers.page import ledger\nledger.result('M02', 'not-recorded')"
+    sample["cells"] = [cell for cell in sample["cells"] if cell["cell_type"] == "code"][:1]
+    exported(sample, [], claim, tag)
+    notebook = notebooks.single_language(sample, tag, None, {}, "sample")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    node = nbformat.reads(json.dumps(notebook), as_version=4)
+    NotebookClient(node, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    (shown,) = outputs(node)
+    assert f'lang="{tag}"' in shown["data"]["text/html"]
+    for text in (shown["data"]["text/html"], shown["data"]["text/plain"]):
+        assert other not in text
+    assert word in shown["data"]["text/html"]
+
+
 def outputs(notebook: dict) -> list[dict]:
     found = [o for c in notebook["cells"] for o in c.get("outputs", [])]
     return [o for o in found if "data" in o]
@@ -238,7 +317,7 @@ def outputs(notebook: dict) -> list[dict]:
 
 def run_bootstrap(folder: Path, **env: str) -> subprocess.CompletedProcess:
     """The first cell of a downloaded notebook, then an import, where `helpers` is not installed."""
-    cell = "".join(notebooks.bootstrap_cell("", "sample")["source"])
+    cell = "".join(notebooks.bootstrap_cell("", "sample", "en")["source"])
     # -S and -I keep the editable install out; torch and the rest come from site-packages
     packages = next(p for p in sys.path if p.endswith("site-packages"))
     hide = (
@@ -285,7 +364,7 @@ def test_the_bootstrap_says_what_to_set(tmp_path):
 
 def test_the_bootstrap_does_nothing_where_helpers_are(tmp_path):
     (tmp_path / "helpers.py").write_text("")
-    cell = "".join(notebooks.bootstrap_cell("", "sample")["source"])
+    cell = "".join(notebooks.bootstrap_cell("", "sample", "en")["source"])
     done = subprocess.run([sys.executable, "-c", cell], cwd=tmp_path, capture_output=True)
     assert done.returncode == 0
     assert sorted(p.name for p in tmp_path.iterdir()) == ["helpers.py"]
@@ -383,6 +462,35 @@ def test_pages_load_only_what_they_need():
     assert assets.is_needed("copybutton.js", '<div class="highlight">')
     assert not assets.is_needed("copybutton.js", "<p>")
     assert assets.is_needed("scripts/sphinx-book-theme.js", "<p>")
+    for name in ("mathjax/startup.js", SimpleNamespace(attributes={"body": "window.MathJax = {}"})):
+        assert not assets.is_needed(name, "<p>")
+        assert assets.is_needed(name, '<p><span class="math notranslate">')
+
+
+def test_the_icon_font_leaves_the_style_sheet_and_nothing_else_does():
+    kept = '.fa-lg{font-size:1.2em}.btn:before{content:"x"}@font-face{src:url(text.woff2)}'
+    font = "@font-face{font-family:FA;src:url(../vendor/fontawesome/webfonts/fa.woff2)}"
+    rules = '.fa-0:before{content:"\\30"}.fa-cog:before,.fa-gear:before{content:"\\f013"}'
+    assert assets.without_icons(rules + kept[:24] + font + kept[24:]) == kept
+
+
+# -- icons --------------------------------------------------------------------------------------
+
+
+def test_icons_are_drawn_in_their_places():
+    theme = (
+        '<b><i class="theme-switch fa-solid fa-sun        fa-lg" data-mode="light" '
+        'title="浅色"></i></b><span class="fa-solid fa-bars" aria-hidden="true"></span>'
+    )
+    html = icons.inline(theme)
+    assert html.startswith('<b><svg class="icon theme-switch" data-mode="light"')
+    assert "<title>浅色</title>" in html and html.count("</svg>") == 2
+    assert "fa-" not in html
+
+
+def test_an_unknown_icon_is_named():
+    with pytest.raises(ValueError, match="icon 'rocket': expected one of .*; draw it in icons.py"):
+        icons.inline('<i class="fa-solid fa-rocket"></i>')
 
 
 # -- the built site -----------------------------------------------------------------------------
@@ -493,31 +601,29 @@ def test_sections_have_the_same_addresses_in_both_languages(built, site):
             assert zh == en, path
 
 
-def weight(site: Path, page: Page) -> int:
-    """Bytes that a first visit loads, gzipped; MathJax with the fonts of a usual page."""
-    files = {target[0] for address in page.loads if (target := resolve(page, address))}
-    total = len(gzip.compress(page.path.read_bytes()))
-    for file in files:
-        total += len(gzip.compress(file.read_bytes()))
-    if any("mathjax" in str(file) for file in files):
-        fonts = sorted(next(iter(files)).parents[0].glob("**/woff-v2/*Main-Regular*"))
-        total += sum(font.stat().st_size for font in fonts)
-    return total
+def test_formulas_alone_bring_mathjax(built):
+    """The browser's tests weigh what each page loads."""
+    with_formulas = 0
+    for path, page in built.items():
+        formulas = 'class="math' in path.read_text(encoding="utf-8")
+        assert any("mathjax" in name for name in page.loads) == formulas, path
+        with_formulas += formulas
+    assert 0 < with_formulas < len(built)
 
 
-def test_a_first_visit_is_light(built, site):
-    heaviest = max((weight(site, page), path) for path, page in built.items())
-    assert heaviest[0] <= 1.5e6, heaviest
-
-
-def test_pages_without_formulas_load_no_mathjax(site):
-    assert "tex-chtml.js" not in (site / "zh" / "book" / "glossary.html").read_text("utf-8")
+def test_no_page_needs_font_awesome(built, site):
+    for path in built:
+        assert not re.search(r"\bfa-(solid|regular|brands)\b", path.read_text("utf-8")), path
+    assert not list(site.rglob("*fontawesome*"))
+    for css in site.glob("*/_static/styles/*.css"):
+        assert "@font-face" not in css.read_text(encoding="utf-8"), css
 
 
 def test_nothing_superfluous_is_published(site):
     assert not (site / "jupyter_execute").exists()
     assert not list(site.glob("*/_sources"))
     assert not list(site.rglob("*.mo"))
+    assert not list(site.rglob("*.map"))
     text = (site / "zh" / "notebooks" / "02_tensors.html").read_text("utf-8")
     assert "unpkg" not in text and "THEBE_JS_URL" not in text
 
@@ -530,8 +636,15 @@ def test_chinese_pages_have_no_english_interface(site):
         'aria-label="Page"',
         "Link to this",
         "Color mode",
+        "Search this book",
     ):
         assert english not in text, english
+
+
+def test_references_are_items_of_their_list(site):
+    for tag in LANGUAGES:
+        text = (site / tag / "book" / "references.html").read_text(encoding="utf-8")
+        assert 'role="listitem"' in text and "doc-biblioentry" not in text
 
 
 def test_no_machine_path_is_published(site):

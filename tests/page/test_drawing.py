@@ -124,6 +124,13 @@ def test_weights_travel_as_float16():
     assert (back == weight.half().flatten().numpy()).all()
 
 
+def test_pad_speaks_the_one_language_of_an_exported_notebook(bundle, monkeypatch):
+    monkeypatch.setenv("PYTORCH_BOOK_LANG", "en")
+    html = bundle(models.ConvNet(width=2))["text/html"]
+    assert "Draw a digit" in html
+    assert "写一个数字" not in html
+
+
 def test_pad_is_one_small_output_in_two_languages(bundle):
     model = lived_in(models.ConvNet())
     shown = bundle(model, torch.full((1, 28, 28), 9, dtype=torch.uint8))
