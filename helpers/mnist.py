@@ -1,6 +1,5 @@
 """Chapter 07: the MNIST project — the recipe, its evaluation, a digit of one's own."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -69,8 +68,17 @@ def batches_from(
             x = augmentation.augment(x, generator, degrees=recipe.degrees, shift=recipe.shift)
         return x.contiguous(memory_format=torch.channels_last)
 
-    pairs, rest = (images, digits.train_labels), {"seed": seed, "transform": transform}
-    return lambda start: data.batches(*pairs, size=recipe.batch_size, start=start, **rest)
+    def from_number(start: int) -> Iterator[tuple[Tensor, Tensor]]:
+        return data.batches(
+            images,
+            digits.train_labels,
+            size=recipe.batch_size,
+            seed=seed,
+            start=start,
+            transform=transform,
+        )
+
+    return from_number
 
 
 def train(
@@ -89,26 +97,35 @@ def train(
 
 @torch.inference_mode()
 def predict(model: nn.Module, images: Tensor, batch_size: int = 1000) -> Tensor:
-    """Return class probabilities float32 [N, 10] for uint8 images [N, 1, 28, 28]."""
+    """Return class probabilities float32 [N, 10] for uint8 images [N, 1, 28, 28].
+
+    The model answers in evaluation mode and comes back in the mode it was in, also after an error.
+    """
+    device = next(model.parameters()).device
     was_training = model.training
     model.eval()  # batch norm and dropout behave differently in training
-    device = next(model.parameters()).device
-    parts = [model(data.normalize(x).to(device)).softmax(1).cpu() for x in images.split(batch_size)]
-    model.train(was_training)
+
+    try:
+        parts = []
+        for batch in images.split(batch_size):
+            logits = model(data.normalize(batch).to(device))
+            parts.append(logits.softmax(1).cpu())
+    finally:
+        model.train(was_training)
+
     return torch.cat(parts)
 
 
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Return the share of correct predictions, in 0..1."""
-    return (predict(model, images).argmax(1) == labels).double().mean().item()
+    """Return the share of correct predictions, in 0..1, on uint8 [N, 1, 28, 28], labels int64 [N].
 
-
-def confusion_matrix(labels: Tensor, predictions: Tensor, classes: int = 10) -> Tensor:
-    """Count int64 [classes, classes]: row = true class, column = predicted class."""
-    if labels.shape != predictions.shape:
-        a, b = list(labels.shape), list(predictions.shape)
-        raise ValueError(f"expected as many predictions as labels {a}, got {b}")
-    return torch.bincount(labels * classes + predictions, minlength=classes**2).view(classes, -1)
+    ValueError when there are no images (0 of 0 is no share), or not one label for each.
+    """
+    if len(images) == 0 or labels.shape != images.shape[:1]:
+        got = f"{len(images)} images and labels {list(labels.shape)}"
+        raise ValueError(f"expected at least one image and one label for each, got {got}")
+    correct = predict(model, images).argmax(1) == labels
+    return correct.double().mean().item()
 
 
 def worst_mistakes(probabilities: Tensor, labels: Tensor, count: int) -> Tensor:
@@ -118,53 +135,36 @@ def worst_mistakes(probabilities: Tensor, labels: Tensor, count: int) -> Tensor:
     return wrong[confidence[wrong].argsort(descending=True, stable=True)][:count]
 
 
-def wilson(correct: int, total: int, z: float = 1.96) -> tuple[float, float]:
-    """Return Wilson's interval for the true share behind `correct` of `total`; z = 1.96: 95%.
-
-    It stays inside 0..1 and keeps a width when nothing is wrong (Wilson 1927).
-    """
-    if not 0 <= correct <= total or total == 0:
-        raise ValueError(f"expected 0 <= correct <= total, total > 0, got {correct} of {total}")
-    share, k = correct / total, z * z / total
-    half = z * math.sqrt((share * (1 - share) + k / 4) / total)
-    return (share + k / 2 - half) / (1 + k), (share + k / 2 + half) / (1 + k)
-
-
-def paired_test(right_a: Tensor, right_b: Tensor) -> tuple[int, int, float]:
-    """Compare two models on the same digits: only a right, only b right, p-value; bool [N] each.
-
-    McNemar's test, exact: were they equally good, each digit that one alone gets right would be a
-    fair coin's toss (McNemar 1947).
-    """
-    if {right_a.dtype, right_b.dtype} != {torch.bool} or right_a.shape != right_b.shape:
-        got = f"{right_a.dtype} {list(right_a.shape)}, {right_b.dtype} {list(right_b.shape)}"
-        raise ValueError(f"expected two bool tensors [N] of one length, got {got}")
-    a, b = int((right_a & ~right_b).sum()), int((right_b & ~right_a).sum())
-    n, fair = torch.tensor([a + b, 0.5], dtype=torch.float64)
-    tail = torch.distributions.Binomial(n, fair).log_prob(torch.arange(min(a, b) + 1.0).to(n)).exp()
-    return a, b, min(1.0, 2 * tail.sum().item())
-
-
 def center(drawing: Tensor) -> Tensor:
     """Bring a drawing to MNIST's form: uint8 [H, W], white on black -> uint8 [1, 1, 28, 28].
 
     As the set was made: the ink fits a 20 x 20 box, its center of mass is the image's center
-    (LeCun et al. 1998, section III). Raises ValueError for an empty drawing.
+    (LeCun et al. 1998, section III). ValueError for another dtype (floats in 0..1 would round to
+    black) and for an empty drawing.
     """
-    if drawing.ndim != 2 or not drawing.any():
-        got = f"{list(drawing.shape)} with sum {int(drawing.sum())}"
-        raise ValueError(f"expected a drawing [H, W] with some ink, got {got}")
+    if drawing.dtype != torch.uint8 or drawing.ndim != 2:
+        got = f"{drawing.dtype} {list(drawing.shape)}"
+        raise ValueError(f"expected a drawing uint8 [H, W], 0 black to 255 white, got {got}")
+    if not drawing.any():
+        raise ValueError(f"expected a drawing with some ink, got {list(drawing.shape)} all black")
+
+    # the smallest box around the ink, its longer side scaled to 20 pixels
     ink = drawing.float()
-    rows, columns = ink.sum(1).nonzero().flatten(), ink.sum(0).nonzero().flatten()
+    rows = ink.sum(1).nonzero().flatten()
+    columns = ink.sum(0).nonzero().flatten()
     box = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     scale = 20 / max(box.shape)
-    size = [max(1, round(scale * side)) for side in box.shape]
-    small = F.interpolate(box[None, None], size, mode="bilinear", antialias=True)[0, 0]
+    height, width = [max(1, round(scale * side)) for side in box.shape]  # a thin bar keeps a pixel
+    small = F.interpolate(box[None, None], (height, width), mode="bilinear", antialias=True)[0, 0]
+
+    # the center of mass goes to 13.5, between pixels 13 and 14, as far as the box stays inside
     mass = small.sum()
-    y = (small.sum(1) @ torch.arange(size[0], dtype=torch.float32) / mass).item()
-    x = (small.sum(0) @ torch.arange(size[1], dtype=torch.float32) / mass).item()
-    top = min(max(round(round(13.5 - y, 3)), 0), 28 - size[0])
-    left = min(max(round(round(13.5 - x, 3)), 0), 28 - size[1])
-    out = torch.zeros(1, 1, 28, 28, dtype=torch.uint8)
-    out[0, 0, top : top + size[0], left : left + size[1]] = small.round().clamp(0, 255)
-    return out
+    y = (small.sum(1) @ torch.arange(height, dtype=torch.float32) / mass).item()
+    x = (small.sum(0) @ torch.arange(width, dtype=torch.float32) / mass).item()
+    # to 3 decimals first: the browser's pad adds in another order, and must choose the same pixel
+    top = min(max(round(round(13.5 - y, 3)), 0), 28 - height)
+    left = min(max(round(round(13.5 - x, 3)), 0), 28 - width)
+
+    image = torch.zeros(1, 1, 28, 28, dtype=torch.uint8)
+    image[0, 0, top : top + height, left : left + width] = small.round().clamp(0, 255)
+    return image

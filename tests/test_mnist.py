@@ -8,10 +8,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binomtest
 from torch import nn
 
-from helpers import data, mnist, models
+from helpers import augmentation, data, mnist, models
 
 TINY = mnist.Recipe(epochs=2, batch_size=100, width=4)
 
@@ -51,6 +50,42 @@ def test_the_recipe_reaches_model_and_schedule(few):
     assert max(rates) <= 0.03 and max(rates) > 0.028 and min(rates) < 0.001
     conv = next(m for m in trainer.model.modules() if isinstance(m, nn.Conv2d))
     assert conv.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_the_recipe_reaches_the_optimizer_and_the_loss(few):
+    recipe = replace(TINY, weight_decay=0.07, label_smoothing=0.2)
+    trainer = mnist.make_trainer(few, recipe, seed=0)
+    assert isinstance(trainer.optimizer, torch.optim.AdamW)
+    assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0.07}
+
+    x, y = data.normalize(few.train_images[:20]), few.train_labels[:20]
+    logits = trainer.model.eval()(x)
+    got = trainer.loss_fn(trainer.model, (x, y))
+    torch.testing.assert_close(got, F.cross_entropy(logits, y, label_smoothing=0.2))
+    assert (got - F.cross_entropy(logits, y)).abs() > 1e-3
+
+
+@pytest.mark.parametrize("moved", [{"degrees": 7, "shift": 0}, {"degrees": 0, "shift": 3}])
+def test_the_recipe_reaches_the_augmentation(few, moved, monkeypatch):
+    asked = []
+
+    def spy(x, generator, **amounts):
+        asked.append(amounts)
+        return augmented(x, generator, **amounts)
+
+    augmented = augmentation.augment
+    monkeypatch.setattr(augmentation, "augment", spy)
+    x, _ = next(mnist.batches_from(few, replace(TINY, **moved), seed=0)(0))
+    assert asked == [moved]
+    still, _ = next(mnist.batches_from(few, replace(TINY, degrees=0, shift=0), seed=0)(0))
+    assert not torch.equal(x, still)
+
+
+def test_weight_decay_and_label_smoothing_change_what_is_trained(few):
+    plain = mnist.train(few, replace(TINY, weight_decay=0, label_smoothing=0), seed=0)
+    for change in ({"weight_decay": 0.5}, {"label_smoothing": 0.2}):
+        recipe = replace(TINY, **({"weight_decay": 0, "label_smoothing": 0} | change))
+        assert not equal(plain, mnist.train(few, recipe, seed=0)), change
 
 
 def test_the_seed_decides_the_initial_weights(few):
@@ -149,6 +184,14 @@ def test_predict_refuses_images_that_are_normalized_already(model):
         mnist.predict(model, torch.zeros(1, 1, 28, 28))
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_predict_restores_the_mode_also_after_an_error(model, training):
+    model.train(training)
+    with pytest.raises(ValueError, match=r"expected images \[N, 1, 28, 28\]"):
+        mnist.predict(model, torch.zeros(1, 1, 9, 9, dtype=torch.uint8))
+    assert model.training is training
+
+
 def test_accuracy_counts(model):
     images = torch.randint(256, (9, 1, 28, 28), dtype=torch.uint8)
     answers = mnist.predict(model, images).argmax(1)
@@ -156,25 +199,22 @@ def test_accuracy_counts(model):
     assert mnist.accuracy(model, images, labels) == pytest.approx(4 / 9)
 
 
+@pytest.mark.parametrize(
+    ("count", "labels", "got"),
+    [
+        (0, torch.zeros(0).long(), "0 images and labels [0]"),
+        (3, torch.zeros(1).long(), "3 images and labels [1]"),  # would broadcast
+        (3, torch.zeros(3, 1).long(), "3 images and labels [3, 1]"),
+    ],
+)
+def test_accuracy_needs_a_label_for_each_image(model, count, labels, got):
+    images = torch.zeros(count, 1, 28, 28, dtype=torch.uint8)
+    message = "expected at least one image and one label for each, got " + got
+    with pytest.raises(ValueError, match=re.escape(message)):
+        mnist.accuracy(model, images, labels)
+
+
 # ---- evaluation
-
-CLASSES = st.integers(1, 12)
-
-
-@given(st.data(), CLASSES)
-def test_confusion_matrix_counts_pairs(draw, classes):
-    pairs = st.lists(st.tuples(*2 * [st.integers(0, classes - 1)]), max_size=30)
-    found = draw.draw(pairs)
-    want = torch.zeros(classes, classes, dtype=torch.int64)
-    for true, read in found:
-        want[true, read] += 1
-    columns = torch.tensor(found, dtype=torch.int64).reshape(-1, 2)
-    assert torch.equal(mnist.confusion_matrix(columns[:, 0], columns[:, 1], classes), want)
-
-
-def test_confusion_matrix_needs_a_prediction_for_each_label():
-    with pytest.raises(ValueError, match=r"as many predictions as labels \[3\], got \[2\]"):
-        mnist.confusion_matrix(torch.zeros(3).long(), torch.zeros(2).long())
 
 
 def test_worst_mistakes_are_wrong_and_sorted():
@@ -190,61 +230,6 @@ def test_equally_confident_mistakes_keep_their_order():
     p = torch.full((200, 10), 0.1)
     p[:, 3] = 0.5
     assert mnist.worst_mistakes(p, torch.zeros(200).long(), 200).tolist() == list(range(200))
-
-
-COUNTS = st.integers(1, 20_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
-
-
-@given(COUNTS)
-def test_wilson_agrees_with_scipy(count):
-    correct, total = count
-    want = binomtest(correct, total).proportion_ci(0.95, method="wilson")
-    low, high = mnist.wilson(correct, total, z=1.959963984540054)
-    assert low == pytest.approx(want.low, abs=1e-12)
-    assert high == pytest.approx(want.high, abs=1e-12)
-
-
-@given(COUNTS)
-def test_wilson_is_an_interval_around_the_share(count):
-    correct, total = count
-    low, high = mnist.wilson(correct, total)
-    assert -1e-12 <= low <= correct / total + 1e-12
-    assert correct / total - 1e-12 <= high <= 1 + 1e-12
-    assert high > low  # also for 0 and for all: no certainty from a sample
-
-
-@pytest.mark.parametrize("count", [(-1, 5), (6, 5), (0, 0)])
-def test_wilson_refuses_impossible_counts(count):
-    with pytest.raises(ValueError, match=f"correct <= total, total > 0, got {count[0]} of"):
-        mnist.wilson(*count)
-
-
-@settings(deadline=None)
-@given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 9), st.integers(0, 9))
-def test_paired_test_agrees_with_the_exact_binomial_test(a, b, both, neither):
-    right_a = torch.tensor([1] * a + [0] * b + [1] * both + [0] * neither).bool()
-    right_b = torch.tensor([0] * a + [1] * b + [1] * both + [0] * neither).bool()
-    only_a, only_b, p = mnist.paired_test(right_a, right_b)
-    assert (only_a, only_b) == (a, b)
-    assert p == pytest.approx(binomtest(a, a + b).pvalue if a + b else 1.0)
-    assert mnist.paired_test(right_b, right_a) == (b, a, p)
-
-
-def test_paired_test_survives_many_differences():
-    even = torch.arange(20_000) % 2 == 0
-    assert mnist.paired_test(even, ~even) == (10_000, 10_000, 1.0)
-    assert mnist.paired_test(even, torch.zeros(20_000).bool())[2] == 0.0  # below the least float
-
-
-@pytest.mark.parametrize(
-    "other", [torch.ones(3), torch.ones(4).bool(), torch.ones(3, 1).bool(), torch.ones(3).long()]
-)
-def test_paired_test_needs_two_masks_of_one_length(other):
-    right = torch.ones(3).bool()
-    for a, b in [(right, other), (other, right)]:
-        with pytest.raises(ValueError, match=r"two bool tensors \[N\] of one length, got") as error:
-            mnist.paired_test(a, b)
-        assert str(list(other.shape)) in str(error.value)
 
 
 # ---- a drawing
@@ -323,14 +308,16 @@ def test_center_takes_any_ink(canvas):
 @pytest.mark.parametrize(
     ("canvas", "got"),
     [
-        (torch.zeros(9, 7, dtype=torch.uint8), "[9, 7] with sum 0"),
-        (torch.zeros(0, 7, dtype=torch.uint8), "[0, 7] with sum 0"),
-        (torch.ones(1, 28, 28, dtype=torch.uint8), "[1, 28, 28] with sum 784"),
+        (torch.zeros(9, 7, dtype=torch.uint8), "some ink, got [9, 7] all black"),
+        (torch.zeros(0, 7, dtype=torch.uint8), "some ink, got [0, 7] all black"),
+        (torch.ones(1, 28, 28, dtype=torch.uint8), "255 white, got torch.uint8 [1, 28, 28]"),
+        (torch.rand(9, 7), "255 white, got torch.float32 [9, 7]"),  # 0..1 would round to black
+        (torch.full((9, 7), torch.nan), "255 white, got torch.float32 [9, 7]"),
+        (torch.full((9, 7), 300), "255 white, got torch.int64 [9, 7]"),
     ],
 )
-def test_center_needs_ink(canvas, got):
-    message = "expected a drawing [H, W] with some ink, got " + got
-    with pytest.raises(ValueError, match=re.escape(message)):
+def test_center_needs_ink_in_bytes(canvas, got):
+    with pytest.raises(ValueError, match=re.escape(got)):
         mnist.center(canvas)
 
 

@@ -1,4 +1,4 @@
-"""Every chapter: figures that move without a kernel, and the few plots the book repeats."""
+"""Every chapter: figures that move without a kernel."""
 
 import base64
 import html
@@ -11,11 +11,8 @@ from typing import Any
 
 import ipywidgets
 import matplotlib
-import matplotlib.pyplot as plt
 from IPython.display import display
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from helpers.pictures.draw import STYLE
 
@@ -115,44 +112,3 @@ def _widget(frames: list[bytes], values: dict[str, Sequence[Any]]) -> ipywidgets
         slider.observe(show, "value")
     show()
     return ipywidgets.VBox([*sliders, picture])
-
-
-def curves(ax: Axes, x: Sequence[float], y: str = "", x_label: str = "step", **lines: Any) -> Axes:
-    """Draw one line for each keyword over `x`; `y` labels the axis."""
-    for name, line in lines.items():
-        ax.plot(x, line, label=name.replace("_", " "))
-    ax.set(xlabel=x_label, ylabel=y)
-    if len(lines) > 1:
-        ax.legend(frameon=False)
-    return ax
-
-
-def images(
-    batch: Tensor, titles: Sequence[str] = (), *, columns: int = 10, scale: float = 0.75
-) -> None:
-    """Show a batch of gray images [N, 1, H, W] as a grid, each with its own contrast."""
-    if batch.ndim != 4 or batch.shape[1] != 1:
-        raise ValueError(f"expected [N, 1, H, W], got {list(batch.shape)}")
-    rows, columns = -(-len(batch) // columns), min(columns, len(batch))
-    size = scale * columns, scale * rows * (1.3 if len(titles) else 1.0)
-    _, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
-    for ax in axes.flat:
-        ax.axis("off")
-    for i, (ax, image) in enumerate(zip(axes.flat, batch, strict=False)):
-        ax.imshow(image[0].numpy(force=True), cmap="gray")
-        if len(titles):
-            ax.set_title(titles[i], fontsize=8)
-    plt.show()
-
-
-def matrix(ax: Axes, values: Tensor, *, x_label: str, y_label: str) -> Axes:
-    """Draw an integer matrix [R, C] with its numbers, e.g. a confusion matrix, diagonal muted."""
-    off_diagonal = values.float().clone().fill_diagonal_(0)
-    ax.imshow(off_diagonal.numpy(force=True), cmap="OrRd")
-    for r, c in itertools.product(*map(range, values.shape)):
-        dark = off_diagonal[r, c] > 0.6 * off_diagonal.max()
-        color = "white" if dark else "gray" if values[r, c] == 0 else "black"
-        ax.text(c, r, int(values[r, c]), ha="center", va="center", fontsize=8, color=color)
-    ax.set(xticks=range(values.shape[1]), yticks=range(values.shape[0]))
-    ax.set(xlabel=x_label, ylabel=y_label)
-    return ax

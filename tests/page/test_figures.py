@@ -3,7 +3,6 @@ import re
 
 import matplotlib.pyplot as plt
 import pytest
-import torch
 
 from helpers.page import figures
 
@@ -79,25 +78,3 @@ def test_the_live_widget_follows_its_sliders(shown, monkeypatch):
 def test_number_of_frames(values, count):
     with pytest.raises(ValueError, match=f"expected 2 to 40 frames, got {count}"):
         figures.explore(draw, **values)
-
-
-def test_curves_label_their_lines():
-    ax = figures.curves(plt.figure().add_subplot(), [1, 2], "loss", train_loss=[3, 2], test=[4, 3])
-    assert [t.get_text() for t in ax.get_legend().get_texts()] == ["train loss", "test"]
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("step", "loss")
-
-
-def test_images_make_a_grid(monkeypatch):
-    monkeypatch.setattr(plt, "show", lambda: None)
-    figures.images(torch.rand(7, 1, 5, 5), titles=list("abcdefg"), columns=4)
-    axes = plt.gcf().axes
-    assert len(axes) == 8 and [a.get_title() for a in axes[:7]] == list("abcdefg")
-    with pytest.raises(ValueError, match=r"expected \[N, 1, H, W\], got \[7, 5, 5\]"):
-        figures.images(torch.rand(7, 5, 5))
-
-
-def test_matrix_writes_its_numbers():
-    values = torch.tensor([[5, 1, 0], [0, 7, 2]])
-    ax = figures.matrix(plt.figure().add_subplot(), values, x_label="predicted", y_label="true")
-    assert [t.get_text() for t in ax.texts] == ["5", "1", "0", "0", "7", "2"]
-    assert ax.get_xlabel() == "predicted"
