@@ -18,11 +18,11 @@ pinned memory, with non_blocking, and on a stream of their own (`loading.Prefetc
 import copy
 import io
 import os
-import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -56,7 +56,7 @@ def decode(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data)).convert("RGB")
 
 
-def kinds(n: int) -> dict[str, loading.Items]:
+def kinds(n: int) -> dict[str, loading.ListDataset]:
     """The three datasets, of `n` samples each."""
     to_float = v2.ToDtype(torch.float32, scale=True)
     heavy = [
@@ -69,9 +69,9 @@ def kinds(n: int) -> dict[str, loading.Items]:
     ]
     small = torch.randint(256, (3, 32, 32), dtype=torch.uint8)
     return {
-        "light": loading.Items([small] * n, to_float),
-        "heavy": loading.Items([photo()] * n, v2.Compose(heavy)),
-        "remote": loading.Items([0.003] * n, loading.nap),
+        "light": loading.ListDataset([small] * n, to_float),
+        "heavy": loading.ListDataset([photo()] * n, v2.Compose(heavy)),
+        "remote": loading.ListDataset([0.003] * n, loading.sleep_for),
     }
 
 
@@ -80,9 +80,9 @@ def batches(workers: int) -> int:
     return 16 + 20 * workers
 
 
-def part(dataset: loading.Items, n: int) -> loading.Items:
+def part(dataset: loading.ListDataset, n: int) -> loading.ListDataset:
     """The first `n` batches."""
-    return loading.Items(dataset.items[: n * BATCH], dataset.load)
+    return loading.ListDataset(dataset.items[: n * BATCH], dataset.load)
 
 
 def busy(seconds: float, _batch: Any = None) -> None:
@@ -97,55 +97,57 @@ def idle(seconds: float, _batch: Any = None) -> None:
     time.sleep(seconds)
 
 
-def cost_of(dataset: loading.Items, step: float, step_cpu: float) -> loading.Cost:
+def no_step(_batch: Any) -> None:
+    """Take the batch and go on: the loader alone."""
+
+
+def cost_of(dataset: loading.ListDataset, step: float, step_cpu: float) -> loading.Cost:
     """Measure what the prediction needs: in this process, and with one worker."""
     n = batches(1)
-    inline, cpu = [], []
+    inline, shares = [], []
     for _ in range(REPEATS):
-        start, start_cpu = time.perf_counter(), time.process_time()
-        waits, _ = loading.timed(DataLoader(part(dataset, n), BATCH), lambda _: None)
+        cpu_before = time.process_time()
+        waits, _ = loading.measure_epoch(DataLoader(part(dataset, n), BATCH), no_step)
         inline.append(sum(waits) / n)
-        cpu.append((time.process_time() - start_cpu) / (time.perf_counter() - start))
+        shares.append((time.process_time() - cpu_before) / sum(waits))
     in_main = median(inline)
-    load = median(steady(part(dataset, n), 1, lambda _: None)[0] for _ in range(REPEATS))
-    ready = loading.Items([dataset[0]] * (n * BATCH), copy.copy)  # the same bytes, no work
-    take = median(steady(ready, 1, partial(idle, step))[1] for _ in range(REPEATS))
-    return loading.Cost(in_main, load, in_main * (1 - median(cpu)), take, step, step_cpu)
-
-
-def median(values: Iterable[float]) -> float:
-    return statistics.median(values)
+    idle_share = max(0.0, 1 - median(shares))
+    load = median(steady(part(dataset, n), 1, no_step)[0] for _ in range(REPEATS))
+    ready = loading.ListDataset([dataset[0]] * (n * BATCH), copy.copy)  # the same bytes, no work
+    handover = median(steady(ready, 1, partial(idle, step))[1] for _ in range(REPEATS))
+    return loading.Cost(in_main, load, in_main * idle_share, handover, step, step_cpu)
 
 
 def steady(
-    dataset: loading.Items, workers: int, step: Callable[[Any], object]
+    dataset: loading.ListDataset, workers: int, step: Callable[[Any], object]
 ) -> tuple[float, float]:
     """Return the seconds from batch to batch and those waited for one, in the second half."""
-    marks: list[float] = []
     loader = DataLoader(dataset, BATCH, num_workers=workers)
-    waits, _ = loading.timed(loader, lambda b: (step(b), marks.append(time.perf_counter())))
-    skip = len(marks) // 2
-    seconds = marks[-1] - marks[skip - 1]
-    return seconds / (len(marks) - skip), median(waits[skip:])
+    waits, steps = loading.measure_epoch(loader, step)
+    half = len(waits) // 2
+    settled = waits[half:]
+    return (sum(settled) + sum(steps[half:])) / len(settled), median(settled)
 
 
-def second_epoch(dataset: loading.Items, workers: int, *, kept: bool) -> float:
+def second_epoch(dataset: loading.ListDataset, workers: int, *, kept: bool) -> float:
     """Return the milliseconds to the first batch of epoch 2."""
     few = part(dataset, 2 * max(1, workers))
     loader = DataLoader(few, BATCH, num_workers=workers, persistent_workers=kept and workers > 0)
     for _ in loader:
         pass
-    return loading.timed(loader, lambda _: None)[0][0] * 1e3
+    waits, _ = loading.measure_epoch(loader, no_step)
+    return waits[0] * 1e3
 
 
 def row(
-    name: str, dataset: loading.Items, workers: int, cost: loading.Cost, cores: int
+    name: str, dataset: loading.ListDataset, workers: int, cost: loading.Cost, cores: int
 ) -> dict[str, Any]:
     """One line of the sweep; quantiles over REPEATS epochs."""
     used = part(dataset, batches(workers))
     use = partial(busy if cost.step_cpu else idle, cost.step)
-    alone = [BATCH / steady(used, workers, lambda _: None)[0] for _ in range(REPEATS)]
-    bare = median(loading.timed([None], use)[1] for _ in range(20))  # the step, nothing beside it
+    alone = [BATCH / steady(used, workers, no_step)[0] for _ in range(REPEATS)]
+    _, steps = loading.measure_epoch([None] * 20, use)
+    bare = median(steps)  # the step, with nothing beside it
     stalls = [max(0.0, 1 - bare / steady(used, workers, use)[0]) for _ in range(REPEATS)]
     fresh, kept = (
         [second_epoch(dataset, workers, kept=kept) for _ in range(REPEATS)]
@@ -200,11 +202,15 @@ def copies(
     for _ in range(REPEATS + 1):  # the first is warm-up; in turn, so that all share bad moments
         for name, way in ways.items():
             found[name].append(per_step(way(), compute, device))
-    return [
-        {"samples": f"copy: {name}", "step": (q := timing.quantiles(ms[1:])), "copy": copy}
-        | {"compute": alone, "overlap": overlap(q[1], copy, alone)}
-        for name, ms in found.items()
-    ]
+
+    rows = []
+    for name, ms in found.items():
+        step = timing.quantiles(ms[1:])
+        times = {"step": step, "copy": copy, "compute": alone}
+        rows.append(
+            {"samples": f"copy: {name}"} | times | {"overlap": overlap(step[1], copy, alone)}
+        )
+    return rows
 
 
 def per_step(batches: Iterable[Any], compute: Callable[[Any], None], device: torch.device) -> float:

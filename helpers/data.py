@@ -1,8 +1,14 @@
 """Chapter 05: MNIST from three places, batches that resume anywhere, batches of like lengths."""
 
+import gzip
 import hashlib
+import http.client
+import itertools
+import math
 import os
-import tempfile
+import platform
+import urllib.request
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 from torchvision.datasets import MNIST
+from tqdm import tqdm
 
 # Mean and standard deviation of the 60,000 training images in [0, 1]; a test recomputes them.
 MEAN, STD = 0.1307, 0.3081
@@ -24,16 +31,38 @@ SHA256 = {
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
 
+TIMEOUT = 20  # seconds without a single byte, after which a server counts as dead
+
 
 @dataclass(frozen=True)
 class Digits:
-    """Handwritten digits: images uint8 [N, 1, 28, 28], labels int64 [N], split in two."""
+    """Handwritten digits: images uint8 [N, 1, 28, 28], labels int64 [N] in 0..9, split in two.
+
+    Raises ValueError when a label is none of 0..9: cross_entropy would skip a label of -100
+    without a word, and index far outside for others.
+    """
 
     train_images: Tensor
     train_labels: Tensor
     test_images: Tensor
     test_labels: Tensor
     source: str  # where they came from, for the reader
+
+    def __post_init__(self):
+        _check_digits(self.train_images, self.train_labels)
+        _check_digits(self.test_images, self.test_labels)
+
+
+def _check_digits(images: Tensor, labels: Tensor) -> None:
+    if images.dtype != torch.uint8 or images.shape[1:] != (1, 28, 28):
+        got = f"{images.dtype} {list(images.shape)}"
+        raise ValueError(f"expected images uint8 [N, 1, 28, 28], got {got}")
+    if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
+        got = f"{labels.dtype} {list(labels.shape)}"
+        raise ValueError(f"expected labels int64 [{len(images)}], got {got}")
+    outside = labels[(labels < 0) | (labels > 9)]
+    if len(outside):
+        raise ValueError(f"expected labels in 0..9, got {outside.unique().tolist()}")
 
 
 def digits() -> Digits:
@@ -59,54 +88,139 @@ def mnist(*, download: bool = True) -> Digits:
     progress bar. Every file is checked by SHA-256. When nothing works, one printed message says
     what was tried, and `source` of the result says what you got.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "pytorch-book"
+    cache = _cache()
+    roots = [cache]
     given = os.environ.get("PYTORCH_BOOK_DATA")
-    tried = []
-    for root in ([Path(given)] if given else []) + [cache]:
-        problem = _problem_with(root)
-        if problem is None:
-            return _read(root)
-        tried.append(f"{root}: {problem}")
+    if given:  # set, and not to the empty string
+        roots.insert(0, Path(given).expanduser())
+
+    tried: dict[str, str] = {}
+    for root in roots:
+        found = _load(root, tried)
+        if found is not None:
+            return found
+
     if download:
         try:
             _download(cache)
-            return _read(cache)
         except (OSError, RuntimeError) as error:
-            tried.append(f"download: {error}")
-    print("Full MNIST is not here; using the 5,000 embedded digits. Tried:", *tried, sep="\n  ")
+            tried["download"] = str(error)
+        # look again in any case: another process may have brought what we could not
+        found = _load(cache, tried)
+        if found is not None:
+            return found
+
+    print("Full MNIST is not here; using the 5,000 embedded digits. Tried:")
+    for place, problem in tried.items():
+        print(f"  {place}: {problem}")
     return digits()
 
 
-def _problem_with(root: Path) -> str | None:
-    """Say what is wrong with the MNIST files below `root`, or None."""
-    for name, expected in SHA256.items():
-        file = root / "MNIST" / "raw" / name
-        if not file.is_file():
-            return f"no MNIST/raw/{name}"
-        got = hashlib.sha256(file.read_bytes()).hexdigest()
-        if got != expected:
-            return f"{name} is damaged: SHA-256 {got[:12]}…, expected {expected[:12]}…"
-    return None
+def _cache() -> Path:
+    """Return this book's folder in the user's cache.
+
+    ``$XDG_CACHE_HOME``; the standard says to take ~/.cache where that is empty or not absolute:
+    https://specifications.freedesktop.org/basedir-spec/latest
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME", "")).expanduser()
+    if not base.is_absolute():
+        base = Path.home() / ".cache"
+    return base / "pytorch-book"
+
+
+def _load(root: Path, tried: dict[str, str]) -> Digits | None:
+    """Return the set below `root`; None, with the reason noted in `tried`, if it is not whole."""
+    try:
+        for name in SHA256:
+            _verify(name, (_raw(root) / name).read_bytes())
+        train, test = MNIST(root, train=True), MNIST(root, train=False)
+    except FileNotFoundError:
+        tried[str(root)] = f"no MNIST/raw/{name}"
+        return None
+    except (OSError, RuntimeError) as error:  # unreadable, damaged, replaced while we read
+        tried[str(root)] = str(error)
+        return None
+    images = train.data[:, None], test.data[:, None]
+    return Digits(images[0], train.targets, images[1], test.targets, "full MNIST")
+
+
+def _raw(root: Path) -> Path:
+    return root / "MNIST" / "raw"  # torchvision's layout
+
+
+def _verify(name: str, content: bytes) -> None:
+    got, expected = hashlib.sha256(content).hexdigest(), SHA256[name]
+    if got != expected:
+        raise RuntimeError(f"{name} is damaged: SHA-256 {got[:12]}…, expected {expected[:12]}…")
 
 
 def _download(cache: Path) -> None:
-    """Fetch into a temporary folder, verify, then move into place: a half download never counts."""
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache) as temporary:
-        MNIST(temporary, download=True)
-        problem = _problem_with(Path(temporary))
-        if problem:
-            raise RuntimeError(problem)
-        if (cache / "MNIST").exists():  # damaged, or we would not be here: set it aside
-            (cache / "MNIST").replace(Path(temporary) / "damaged")
-        (Path(temporary) / "MNIST").replace(cache / "MNIST")
+    """Bring what is missing or damaged below `cache`, file by file.
+
+    A file is fetched into memory, verified, written under another name and renamed. So whatever
+    bears the right name is whole, whenever a process dies, and it does not matter how many
+    processes do this at the same time: the last one renames the same bytes over the same bytes.
+    """
+    raw = _raw(cache)
+    raw.mkdir(parents=True, exist_ok=True)
+    _remove_remains(raw)
+    for name in SHA256:
+        try:
+            _verify(name, (raw / name).read_bytes())
+        except (FileNotFoundError, RuntimeError):
+            _write(raw / name, _fetch(name))
 
 
-def _read(root: Path) -> Digits:
-    train, test = MNIST(root, train=True), MNIST(root, train=False)
-    return Digits(
-        train.data[:, None], train.targets, test.data[:, None], test.targets, "full MNIST"
-    )
+def _fetch(name: str) -> bytes:
+    """Return the verified bytes of one file, from the first of MNIST's mirrors that has it.
+
+    torchvision's own download is not used: it knows no timeout, and a server that accepts and
+    then stays silent would hold up a program for ever. Raises RuntimeError if all mirrors fail.
+    """
+    problems = []
+    for mirror in MNIST.mirrors:
+        try:
+            with urllib.request.urlopen(f"{mirror}{name}.gz", timeout=TIMEOUT) as reply:
+                size = reply.headers.get("Content-Length")
+                bar = {"total": None if size is None else int(size), "desc": name}
+                with tqdm.wrapattr(reply, "read", **bar) as packed:
+                    content = gzip.GzipFile(fileobj=packed, mode="rb").read()
+            _verify(name, content)
+            return content
+        except (OSError, EOFError, RuntimeError, zlib.error, http.client.HTTPException) as error:
+            problems.append(f"{mirror}{name}.gz: {error}")
+    raise RuntimeError("; ".join(problems))
+
+
+def _write(target: Path, content: bytes) -> None:
+    """Write `target` so that it is there as a whole or not at all."""
+    mark = f"{target.name}.{platform.node()}.{os.getpid()}.partial"
+    partial = target.with_name(mark)
+    try:
+        partial.write_bytes(content)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)  # left over only if one of the two failed
+
+
+def _remove_remains(raw: Path) -> None:
+    """Remove what processes of this machine left behind when they were killed in `_write`."""
+    for partial in raw.glob(f"*.{platform.node()}.*.partial"):
+        pid = partial.name.split(".")[-2]
+        if pid.isdigit() and not _is_running(int(pid)):
+            partial.unlink(missing_ok=True)
+
+
+def _is_running(pid: int) -> bool:
+    if os.name != "posix":
+        return True  # there, os.kill would end it; some remains may stay
+    try:
+        os.kill(pid, 0)  # signal 0 is never sent: the call only looks the process up
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
 
 
 def normalize(images: Tensor) -> Tensor:
@@ -127,23 +241,39 @@ def batches(
 
     A pure function of `seed` and the batch number: to resume, pass the number, nothing is stored.
     Each epoch is one permutation; its tail shorter than `size` is dropped, so all batches weigh
-    the same. `transform(first_tensor_of_batch, generator)` draws from the batch's own generator.
+    the same. `transform(first_tensor_of_batch, generator)` draws from the batch's own generator,
+    and must return as many rows as it gets. Raises ValueError at the first batch for tensors of
+    unequal lengths, a size that is not in 1 … length, a negative start.
     """
     lengths = [len(t) for t in tensors]
     if len(set(lengths)) != 1:
         raise ValueError(f"expected tensors of one length, got {lengths}")
-    per_epoch = lengths[0] // size
-    if per_epoch == 0:
-        raise ValueError(f"batch size {size} exceeds the {lengths[0]} samples")
-    number, epoch, order = start, -1, torch.empty(0)
-    while True:
+    samples = lengths[0]
+    if not 1 <= size <= samples:
+        raise ValueError(f"expected a batch size from 1 to the {samples} samples, got {size}")
+    if start < 0:
+        raise ValueError(f"expected a batch number start >= 0, got {start}")
+
+    per_epoch = samples // size
+    epoch, order = -1, torch.empty(0)
+    for number in itertools.count(start):
         if number // per_epoch != epoch:
             epoch = number // per_epoch
-            order = torch.randperm(lengths[0], generator=_generator(seed, 0, epoch))
-        at = number % per_epoch * size
-        first, *rest = (t[order[at : at + size]] for t in tensors)
-        yield (transform(first, _generator(seed, 1, number)) if transform else first, *rest)
-        number += 1
+            order = torch.randperm(samples, generator=_generator(seed, ORDER, epoch))
+
+        begin = number % per_epoch * size
+        rows = order[begin : begin + size]
+        first, *rest = (t[rows] for t in tensors)
+
+        if transform is not None:
+            first = transform(first, _generator(seed, TRANSFORM, number))
+            if len(first) != size:  # else the labels would no longer belong to the images
+                raise ValueError(f"expected a transform that keeps {size} rows, got {len(first)}")
+        yield (first, *rest)
+
+
+# Two streams of random numbers, so that an augmentation never repeats the draws of the order.
+ORDER, TRANSFORM = 0, 1
 
 
 def _generator(seed: int, stream: int, number: int) -> torch.Generator:
@@ -153,18 +283,30 @@ def _generator(seed: int, stream: int, number: int) -> torch.Generator:
 
 
 class Buckets(Sampler[list[int]]):
-    """Batches of similar length: shuffle, sort within pools of `pool` batches, shuffle batches."""
+    """Batches of similar length: shuffle, sort within pools of `pool` batches, shuffle batches.
+
+    A batch sampler for `DataLoader(batch_sampler=…)`; elsewhere it is called length-grouped.
+    lengths: int [N], the length of each sample. Every sample comes once; one batch may be short.
+    """
 
     def __init__(self, lengths: Tensor, size: int, *, pool: int, generator: torch.Generator):
+        if size < 1 or pool < 1:
+            raise ValueError(f"expected size and pool of at least 1, got {size} and {pool}")
         self.lengths, self.size, self.pool, self.generator = lengths, size, pool, generator
 
     def __len__(self) -> int:
-        return -(-len(self.lengths) // self.size)
+        return math.ceil(len(self.lengths) / self.size)
 
     def __iter__(self) -> Iterator[list[int]]:
-        batches = []
         order = torch.randperm(len(self.lengths), generator=self.generator)
-        for part in order.split(self.size * self.pool) if len(order) else ():
-            batches += part[self.lengths[part].argsort(stable=True)].split(self.size)
-        for i in torch.randperm(len(batches), generator=self.generator):
+        reach = self.size * self.pool  # samples in a pool
+
+        batches = []
+        for begin in range(0, len(order), reach):
+            pool = order[begin : begin + reach]
+            by_length = pool[self.lengths[pool].argsort(stable=True)]
+            batches += by_length.split(self.size)
+
+        # sorted pools give short batches first: shuffle, or training would see a curriculum
+        for i in torch.randperm(len(batches), generator=self.generator).tolist():
             yield batches[i].tolist()

@@ -3,10 +3,15 @@ import hashlib
 import http.server
 import itertools
 import os
+import platform
 import shutil
+import socket
 import struct
+import subprocess
+import sys
 import threading
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -55,17 +60,14 @@ def mirror(small_mnist, tmp_path, monkeypatch):
     """A real HTTP server on loopback that serves the small files, gzipped."""
     served = tmp_path / "served"
     served.mkdir()
-    resources = []
     for name in data.SHA256:
         packed = gzip.compress((small_mnist / "MNIST" / "raw" / name).read_bytes())
         (served / f"{name}.gz").write_bytes(packed)
-        resources.append((f"{name}.gz", hashlib.md5(packed).hexdigest()))
     handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(served))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     monkeypatch.setattr(MNIST, "mirrors", [f"http://127.0.0.1:{server.server_port}/"])
-    monkeypatch.setattr(MNIST, "resources", resources)
     yield served
     server.shutdown()
     thread.join()
@@ -134,14 +136,184 @@ def test_damaged_cache_is_replaced(mirror, small_mnist, tmp_path):
     shutil.copytree(small_mnist, cache)
     (cache / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").write_bytes(b"half")
     assert data.mnist().source == "full MNIST"
-    assert data._problem_with(cache) is None
+    assert data.mnist(download=False).source == "full MNIST"  # and it is whole now
+
+
+def test_what_is_whole_is_not_fetched_again(mirror, small_mnist, tmp_path):
+    cache = tmp_path / "cache" / "pytorch-book"
+    shutil.copytree(small_mnist, cache)
+    (cache / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
+    (mirror / "train-images-idx3-ubyte.gz").unlink()
+    assert data.mnist().source == "full MNIST"
 
 
 def test_damaged_download_is_not_kept(mirror, small_mnist, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(data.SHA256, "t10k-labels-idx1-ubyte", "0" * 64)
     assert data.mnist().source.startswith("5,000")
     assert "t10k-labels-idx1-ubyte is damaged" in capsys.readouterr().out
-    assert not (tmp_path / "cache" / "pytorch-book" / "MNIST").exists()
+    assert "t10k-labels-idx1-ubyte" not in names_in(tmp_path / "cache")
+
+
+def names_in(folder):
+    return [path.name for path in folder.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("where", ["variable", "cache"])
+def test_what_may_not_be_read_is_passed_over(where, small_mnist, no_network, monkeypatch, capsys):
+    """chmod stops no administrator, and tests may run as one: so the system's answer is played."""
+    if where == "variable":
+        monkeypatch.setenv("PYTORCH_BOOK_DATA", str(small_mnist))
+    else:
+        shutil.copytree(small_mnist, data._cache())
+    read_bytes = Path.read_bytes
+
+    def refuse(path):
+        if path.name.endswith("ubyte"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert data.mnist().source.startswith("5,000 embedded")
+    place = small_mnist if where == "variable" else data._cache()
+    assert f"{place}: [Errno 13] Permission denied" in capsys.readouterr().out
+
+
+def test_a_silent_server_is_given_up(small_mnist, monkeypatch, capsys):
+    """It accepts the connection and never says a word; the second mirror is tried all the same."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        monkeypatch.setattr(MNIST, "mirrors", [address, "http://127.0.0.1:9/"])
+        monkeypatch.setattr(data, "TIMEOUT", 0.1)
+        assert data.mnist().source.startswith("5,000 embedded")
+    out = capsys.readouterr().out
+    assert f"{address}train-images-idx3-ubyte.gz: timed out" in out
+    assert "http://127.0.0.1:9/train-images-idx3-ubyte.gz: " in out
+
+
+def test_the_second_mirror_is_used_when_the_first_sends_something_else(
+    mirror, tmp_path, monkeypatch
+):
+    portal = tmp_path / "portal"  # a hotel's network answers everything with its own page
+    portal.mkdir()
+    for name in data.SHA256:
+        (portal / f"{name}.gz").write_text("<html>Please log in")
+    (mirror / "portal").symlink_to(portal)
+    monkeypatch.setattr(MNIST, "mirrors", [f"{MNIST.mirrors[0]}portal/", *MNIST.mirrors])
+    assert data.mnist().source == "full MNIST"
+
+
+@pytest.mark.parametrize("arrives", ["before a file is written", "while the network fails"])
+def test_a_set_that_another_process_brought_is_taken(arrives, mirror, small_mnist, monkeypatch):
+    def fetch(name):
+        shutil.copytree(small_mnist, data._cache(), dirs_exist_ok=True)
+        if arrives == "while the network fails":
+            raise RuntimeError("no route to host")
+        return original(name)
+
+    original = data._fetch
+    monkeypatch.setattr(data, "_fetch", fetch)
+    assert data.mnist().source == "full MNIST"
+
+
+def test_a_killed_download_leaves_nothing(small_mnist, tmp_path):
+    """SIGKILL while the second file arrives, very slowly: no folder, no half file."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        code = f"""if True:
+            from pathlib import Path
+            from helpers import data
+            data.MNIST.mirrors = ["http://127.0.0.1:{server.getsockname()[1]}/"]
+            data._download(Path({str(tmp_path / "cache")!r}))
+        """
+        with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as child:
+            server.settimeout(120)
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.0 200 OK\r\nContent-Length: 999\r\n\r\n\x1f\x8b")
+                child.kill()
+                child.wait()
+    assert names_in(tmp_path / "cache") == []
+    assert [p.name for p in (tmp_path / "cache").rglob("*")] == ["MNIST", "raw"]
+
+
+def test_remains_of_dead_processes_are_removed(mirror, tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    raw = data._raw(data._cache())
+    raw.mkdir(parents=True)
+    here, host = os.getpid(), platform.node()
+    dead = raw / f"train-images-idx3-ubyte.{host}.{child.pid}.partial"
+    others = [
+        raw / f"train-images-idx3-ubyte.{host}.{here}.partial",  # that process is still there
+        raw / f"train-images-idx3-ubyte.other-{host}.{child.pid}.partial",  # who knows
+    ]
+    for path in (dead, *others):
+        path.write_bytes(b"half")
+    assert data.mnist().source == "full MNIST"
+    assert not dead.exists()
+    assert all(path.exists() for path in others if str(here) not in path.name)
+
+
+def test_a_full_disk_leaves_nothing(mirror, monkeypatch, capsys):
+    def full(path, content):
+        with open(path, "wb") as file:
+            file.write(content[:5])
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert data.mnist().source.startswith("5,000 embedded")
+    assert "download: [Errno 28] No space left on device" in capsys.readouterr().out
+    assert names_in(data._cache()) == []
+
+
+@pytest.mark.parametrize("value", ["", "relative/cache", None])
+def test_the_cache_is_in_the_home_folder_unless_the_variable_is_absolute(
+    value, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    if value is not None:
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+    assert data._cache() == tmp_path / ".cache" / "pytorch-book"
+
+
+def test_a_tilde_is_the_home_folder(small_mnist, no_network, monkeypatch):
+    monkeypatch.setenv("HOME", str(small_mnist.parent))
+    monkeypatch.setenv("PYTORCH_BOOK_DATA", f"~/{small_mnist.name}")
+    assert data.mnist().source == "full MNIST"
+    monkeypatch.setenv("XDG_CACHE_HOME", "~/elsewhere")
+    assert data._cache() == small_mnist.parent / "elsewhere" / "pytorch-book"
+
+
+def test_an_empty_variable_is_none(small_mnist, no_network, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(small_mnist)  # an empty path would mean this folder, and find the set
+    monkeypatch.setenv("PYTORCH_BOOK_DATA", "")
+    assert data.mnist().source.startswith("5,000 embedded")
+    assert capsys.readouterr().out.count("no MNIST/raw") == 1
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        ((3, 1, 28, 28), [0, 9, 10], r"expected labels in 0\.\.9, got \[10\]"),
+        ((3, 1, 28, 28), [0, -1, -100], r"expected labels in 0\.\.9, got \[-100, -1\]"),
+        ((3, 1, 28, 28), [0, 1], r"expected labels int64 \[3\], got torch.int64 \[2\]"),
+        ((1, 1, 28, 28), [0.0], r"expected labels int64 \[1\], got torch.float32 \[1\]"),
+        ((1, 28, 28), [0], r"expected images uint8 \[N, 1, 28, 28\], got torch.uint8 \[1, 28,"),
+    ],
+)
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_bad_digits(part, images, labels, message):
+    good = torch.zeros(2, 1, 28, 28, dtype=torch.uint8), torch.tensor([0, 9])
+    bad = torch.zeros(images, dtype=torch.uint8), torch.tensor(labels)
+    parts = (*bad, *good) if part == "train" else (*good, *bad)
+    with pytest.raises(ValueError, match=message):
+        data.Digits(*parts, source="")
+
+
+def test_digits_are_uint8():
+    floats = torch.zeros(1, 1, 28, 28), torch.tensor([0])
+    with pytest.raises(ValueError, match=r"expected images uint8 .* got torch.float32"):
+        data.Digits(*floats, *floats, source="")
 
 
 def test_offline_fallback_says_what_was_tried(small_mnist, no_network, monkeypatch, capsys):
@@ -157,6 +329,13 @@ def test_without_download_nothing_is_fetched(small_mnist, monkeypatch, capsys):
     monkeypatch.setattr(data, "_download", lambda cache: pytest.fail("tried to download"))
     assert data.mnist(download=False).source.startswith("5,000 embedded")
     assert "download:" not in capsys.readouterr().out
+
+
+def test_the_statistics_are_those_of_digits(embedded):
+    """The 5,000 are a sample of the 60,000: their statistics differ by less than 0.002."""
+    pixels = torch.cat([embedded.train_images, embedded.test_images]).double() / 255
+    assert pixels.mean().item() == pytest.approx(data.MEAN, abs=0.002)
+    assert pixels.std().item() == pytest.approx(data.STD, abs=0.002)
 
 
 def test_normalize(embedded):
@@ -202,8 +381,30 @@ def test_epochs_and_seeds_differ():
 def test_bad_batches():
     with pytest.raises(ValueError, match=r"expected tensors of one length, got \[3, 4\]"):
         next(data.batches(torch.ones(3), torch.ones(4), size=1, seed=0))
-    with pytest.raises(ValueError, match="batch size 5 exceeds the 3 samples"):
-        next(data.batches(torch.ones(3), size=5, seed=0))
+    for size in (5, 0, -1):
+        words = f"expected a batch size from 1 to the 3 samples, got {size}"
+        with pytest.raises(ValueError, match=words):
+            next(data.batches(torch.ones(3), size=size, seed=0))
+    with pytest.raises(ValueError, match="expected a batch number start >= 0, got -1"):
+        next(data.batches(torch.ones(3), size=1, seed=0, start=-1))
+
+
+def test_a_transform_must_keep_its_rows():
+    x = torch.arange(6)
+    with pytest.raises(ValueError, match="expected a transform that keeps 3 rows, got 2"):
+        take(1, x, size=3, seed=0, transform=lambda t, generator: t[1:])
+
+
+def test_a_transform_does_not_repeat_the_draws_of_the_order():
+    """Batch 0 of epoch 0: both generators come from (seed, 0), and must differ all the same."""
+
+    def permutation(t, generator):
+        return torch.randperm(len(t), generator=generator)
+
+    x = torch.arange(1000)
+    for seed in range(3):
+        ((drawn, order),) = take(1, x, x, size=1000, seed=seed, transform=permutation)
+        assert not torch.equal(drawn, order)
 
 
 def buckets(lengths, size, pool, seed=0):
@@ -237,6 +438,28 @@ def test_buckets_differ_from_epoch_to_epoch_and_repeat_with_the_seed():
     sampler = buckets([*range(20)], 4, 2)
     first, second = list(sampler), list(sampler)
     assert first != second and first == list(buckets([*range(20)], 4, 2))
+
+
+def test_buckets_mix_their_samples_anew_in_each_epoch():
+    """Lengths are equal, so only the first shuffle decides who shares a batch."""
+    sampler = buckets([5] * 40, 4, 2)
+    first, second = ({frozenset(b) for b in sampler} for _ in range(2))
+    assert first != second
+    assert first != {frozenset(range(k, k + 4)) for k in range(0, 40, 4)}
+
+
+def test_buckets_do_not_go_from_short_to_long():
+    """One pool: batch contents are fixed by the lengths, only the second shuffle orders them."""
+    sampler = buckets([*range(40)], 4, 10)
+    first, second = ([min(b) for b in sampler] for _ in range(2))
+    assert sorted(first) == sorted(second) == [*range(0, 40, 4)]
+    assert first != second and first != sorted(first)
+
+
+@pytest.mark.parametrize(("size", "pool"), [(0, 1), (1, 0)])
+def test_bad_buckets(size, pool):
+    with pytest.raises(ValueError, match=f"size and pool of at least 1, got {size} and {pool}"):
+        buckets([1], size, pool)
 
 
 @pytest.fixture

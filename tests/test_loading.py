@@ -1,5 +1,4 @@
 import pickle
-import time
 
 import pytest
 import torch
@@ -7,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from helpers import loading
+from helpers import environment, loading
 
 # a machine with fewer cores than workers warns; here that is on purpose
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -19,7 +18,11 @@ def load(dataset, batch_size=2, **options):
 
 @pytest.mark.parametrize(
     "dataset",
-    [loading.Items([1], loading.nap), loading.Numbers(3), loading.Draws(3, "own")],
+    [
+        loading.ListDataset([1], loading.sleep_for),
+        loading.NumberStream(3),
+        loading.RandomNumbers(3, "own"),
+    ],
     ids=lambda d: type(d).__name__,
 )
 def test_datasets_cross_to_a_spawned_worker(dataset):
@@ -27,14 +30,16 @@ def test_datasets_cross_to_a_spawned_worker(dataset):
     assert b"helpers.loading" in pickle.dumps(type(dataset))
 
 
-def test_items():
-    assert loading.Items([1, 2, 3], float)[1] == 2.0 and len(loading.Items([], float)) == 0
+def test_list_dataset():
+    assert (
+        loading.ListDataset([1, 2, 3], float)[1] == 2.0 and len(loading.ListDataset([], float)) == 0
+    )
     with pytest.raises((pickle.PicklingError, AttributeError)):
-        pickle.dumps(loading.Items([1], lambda x: x))
+        pickle.dumps(loading.ListDataset([1], lambda x: x))
 
 
-def test_who_is_round_robin():
-    items = loading.Items(range(12), loading.who)
+def test_workers_take_turns():
+    items = loading.ListDataset(range(12), loading.worker_and_process)
     ids, pids = zip(*load(items, num_workers=2), strict=True)
     assert [i.tolist() for i in ids] == [[0, 0], [1, 1]] * 3
     assert len({p for pair in pids for p in pair.tolist()}) == 2
@@ -43,9 +48,9 @@ def test_who_is_round_robin():
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 @pytest.mark.parametrize("n", [0, 1, 7])
-def test_numbers(n, workers):
+def test_number_stream(n, workers):
     whole, split = (
-        list(DataLoader(loading.Numbers(n, split=s), batch_size=None, num_workers=workers))
+        list(DataLoader(loading.NumberStream(n, split=s), batch_size=None, num_workers=workers))
         for s in (False, True)
     )
     assert sorted(whole) == sorted([*range(n)] * max(1, workers))
@@ -53,7 +58,7 @@ def test_numbers(n, workers):
 
 
 def draws(source, workers, epochs=2, change_epoch=False, **options):
-    dataset = loading.Draws(16, source)
+    dataset = loading.RandomNumbers(16, source)
     generator = torch.Generator().manual_seed(0)
     loader = load(dataset, num_workers=workers, generator=generator, **options)
     found = []
@@ -68,7 +73,7 @@ def test_numpys_own_generator_repeats_and_the_global_one_does_not():
     assert len(first.unique()) == 16 and not torch.equal(first, second)
     first, second = draws("own", 4)
     assert len(first.unique()) == 4 and torch.equal(first, second)
-    first, second = draws("own", 4, worker_init_fn=loading.reseed_own)
+    first, second = draws("own", 4, worker_init_fn=environment.seed_worker)
     assert len(first.unique()) == 16 and not torch.equal(first, second)
 
 
@@ -83,10 +88,10 @@ def test_draws_by_index_do_not_depend_on_workers(persistent):
 
 def test_unknown_source():
     with pytest.raises(ValueError, match="expected source global, own or index, got 'numpy'"):
-        loading.Draws(3, "numpy")
+        loading.RandomNumbers(3, "numpy")
 
 
-COST = loading.Cost(inline=0.03, load=0.04, wait=0.01, take=0.001, step=0.01)
+COST = loading.Cost(inline=0.03, load=0.04, wait=0.01, handover=0.001, step=0.01)
 
 
 def test_period_by_hand():
@@ -115,24 +120,82 @@ def test_bad_period(workers, cores):
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_the_model_agrees_with_a_loader_that_only_waits(workers):
     """Sleeps last at least as long as asked; a busy machine only adds, so the best of a few."""
-    items = loading.Items([0.02] * 24, loading.nap)
-    cost = loading.Cost(inline=0.04, load=0.04, wait=0.04, take=0.0, step=0.02)
+    items = loading.ListDataset([0.02] * 24, loading.sleep_for)
+    cost = loading.Cost(inline=0.04, load=0.04, wait=0.04, handover=0.0, step=0.02)
     ratios = []
     while len(ratios) < 8 and min(ratios, default=2) >= 1.3:
-        marks = []
-        waits, total = loading.timed(
-            load(items, num_workers=workers),
-            lambda b, marks=marks: (loading.nap(0.02), marks.append(time.perf_counter())),
+        waits, steps = loading.measure_epoch(
+            load(items, num_workers=workers), lambda batch: loading.sleep_for(0.02)
         )
-        assert len(waits) == 12 and sum(waits) < total
-        each = (marks[-1] - marks[3]) / 8
+        assert len(waits) == len(steps) == 12 and min(steps) >= 0.02
+        each = (sum(waits[4:]) + sum(steps[4:])) / 8
         ratios.append(each / loading.period(cost, workers, 2) + 0.02)
     assert 1.0 <= min(ratios) < 1.3
 
 
-def test_timed_on_nothing():
-    waits, total = loading.timed([], print)
-    assert waits == [] and total >= 0
+def test_waits_for_nothing():
+    assert loading.measure_epoch([], print) == ([], [])
+
+
+@given(st.floats(0.1, 5), st.floats(0.1, 5), st.integers(0, 6), st.integers(1, 4))
+def test_the_simulation_settles_at_the_predicted_period(load, step, workers, prefetch):
+    spans = loading.simulate_workers([load] * 200, step, workers, prefetch)
+    starts = [span.start for span in spans if span.kind == "step"]
+    cost = loading.Cost(load, load, 0.0, 0.0, step)
+    window = 60  # divisible by every number of workers: they deliver in bursts
+    each = (starts[-1] - starts[-1 - window]) / window
+    assert each == pytest.approx(loading.period(cost, workers, 99), rel=1e-6)
+
+
+@given(st.lists(st.floats(0.1, 5), max_size=30), st.integers(1, 5), st.integers(1, 3))
+def test_the_simulation_keeps_the_protocol(loads, workers, prefetch):
+    spans = loading.simulate_workers(loads, 1.0, workers, prefetch)
+    jobs = [span for span in spans if span.kind == "load"]
+    steps = [span for span in spans if span.kind == "step"]
+    assert [job.lane for job in jobs] == [b % workers for b in range(len(loads))]
+    assert all(step.lane == loading.MAIN for step in steps)
+    for job, step in zip(jobs, steps, strict=True):
+        assert step.start >= job.end - 1e-9 and job.batch == step.batch
+    for before, after in zip(steps, steps[1:], strict=False):
+        assert after.start >= before.end - 1e-9  # one step at a time, in order
+    for before, after in zip(jobs, jobs[workers:], strict=False):
+        assert after.start >= before.end - 1e-9  # a worker has one job at a time
+    for b in range(prefetch * workers, len(loads)):
+        assert jobs[b].start >= steps[b - prefetch * workers].start - 1e-9  # not ordered earlier
+
+
+def test_without_workers_loading_and_steps_take_turns():
+    spans = loading.simulate_workers([2.0, 1.0], 1.0, 0)
+    assert [(s.kind, s.start, s.end) for s in spans] == [
+        *(("load", 0, 2), ("step", 2, 3)),
+        *(("load", 3, 4), ("step", 4, 5)),
+    ]
+    assert {s.lane for s in spans} == {loading.MAIN}
+    assert loading.simulate_workers([], 1.0, 0) == []
+
+
+@pytest.mark.parametrize("way", loading.WAYS_TO_COPY)
+def test_copies_obey_the_streams(way):
+    spans = loading.simulate_copies(way, 0.5, 1.0, 1.5, n=6)
+    lanes = [[s for s in spans if s.lane == lane] for lane in range(3)]
+    for lane in lanes:
+        assert all(b.start >= a.end - 1e-9 for a, b in zip(lane, lane[1:], strict=False))
+    for copy, step in zip(lanes[loading.COPY_ENGINE], lanes[loading.COMPUTE_ENGINE], strict=True):
+        assert step.start >= copy.end
+        assert copy.end - copy.start == (2 if way == "pageable" else 1)
+    overlap = any(c.start < s.end and s.start < c.end for c in lanes[1] for s in lanes[2])
+    assert overlap == (way == "side stream")
+    assert any(s.kind == "wait" for s in spans) == (way in ("pageable", "pinned"))
+
+
+def test_only_the_side_stream_ends_first():
+    ends = [loading.simulate_copies(way, 0.5, 1, 1.5)[-1].end for way in loading.WAYS_TO_COPY]
+    assert ends[0] > ends[1] == ends[2] > ends[3]
+
+
+def test_unknown_way_to_copy():
+    with pytest.raises(ValueError, match="expected one of .* got 'mapped'"):
+        loading.simulate_copies("mapped", 1, 1, 1)
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 5])
@@ -208,7 +271,7 @@ def test_prefetcher_orders_the_streams(monkeypatch):
         recorder.log.append(f"step {batch[0].name}")
     assert recorder.log == [
         *("on side", "copy 0", "wait side", "record 0", "on side", "copy 1", "step 0"),
-        *("wait side", "record 1", "on side", "step 1"),
+        *("wait side", "record 1", "step 1"),
     ]
 
 
@@ -221,7 +284,7 @@ def test_prefetcher_on_cuda():
 
 
 def test_in_order_is_what_makes_a_fast_batch_wait():
-    items = loading.Items([0.6, 0, 0, 0], loading.nap)
+    items = loading.ListDataset([0.6, 0, 0, 0], loading.sleep_for)
     first = {
         flag: next(iter(load(items, 1, num_workers=2, in_order=flag))).item() > 0
         for flag in (True, False)
