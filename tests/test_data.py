@@ -147,6 +147,12 @@ def test_what_is_whole_is_not_fetched_again(mirror, small_mnist, tmp_path):
     assert data.mnist().source == "full MNIST"
 
 
+def test_damage_is_found_in_each_file():
+    for name in data.SHA256:
+        with pytest.raises(RuntimeError, match=f"{name} is damaged: SHA-256 e3b0c44298fc…, exp"):
+            data._verify(name, b"")
+
+
 def test_damaged_download_is_not_kept(mirror, small_mnist, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(data.SHA256, "t10k-labels-idx1-ubyte", "0" * 64)
     assert data.mnist().source.startswith("5,000")
@@ -196,7 +202,7 @@ def test_the_second_mirror_is_used_when_the_first_sends_something_else(
     portal = tmp_path / "portal"  # a hotel's network answers everything with its own page
     portal.mkdir()
     for name in data.SHA256:
-        (portal / f"{name}.gz").write_text("<html>Please log in")
+        (portal / f"{name}.gz").write_bytes(b"<html>Please log in")
     (mirror / "portal").symlink_to(portal)
     monkeypatch.setattr(MNIST, "mirrors", [f"{MNIST.mirrors[0]}portal/", *MNIST.mirrors])
     assert data.mnist().source == "full MNIST"
@@ -480,7 +486,7 @@ def test_the_benchmark_runs(benchmark, monkeypatch):
     assert record.name == "data" and set(record.units) == set(benchmark.UNITS)
     assert [r["samples"] for r in record.rows] == ["light", "heavy", "remote", "heavy + cpu"]
     cost = benchmark.cost_of(benchmark.kinds(8)["remote"], 0.001, 0.0)
-    assert 0.005 < cost.wait <= cost.inline and cost.load > 0.005 and cost.take > 0
+    assert 0.005 < cost.wait <= cost.inline and cost.load > 0.005 and cost.handover > 0
     for r in [*record.rows, benchmark.row("x", benchmark.kinds(8)["light"], 1, cost, 2)]:
         assert 0 <= r["predicted"] < 1 and 0 <= r["stall"][0] and r["images"][0] > 0
 

@@ -35,7 +35,7 @@ def draw_samplers(ax: Axes, orders: dict[str, Sequence[int]], classes: Sequence[
     """Draw the order of indices that each sampler gives, colored by the class of the sample."""
     colors = [PALE, PEACH, MINT]
     for row, (name, order) in enumerate(orders.items()):
-        ax.text(-0.8, -1.5 * row, name, ha="right", va="center_baseline", size=9)
+        ax.text(-0.8, -1.5 * row, name, ha="right", va="center_baseline", size=8)
         for x, i in enumerate(order):
             box(ax, (x, -1.5 * row), int(i), colors[classes[i]], fontsize=9)
     longest = max(len(order) for order in orders.values())
@@ -87,7 +87,7 @@ def _block(
     ax.add_patch(Rectangle(corner, width, 0.8, lw=0.8, **style))
     if span.kind != "wait" and width > least:
         middle = span.start + width / 2
-        ax.text(middle, row, span.batch, ha="center", va="center_baseline", size=9)
+        ax.text(middle, row, span.batch, ha="center", va="center_baseline", size=8)
 
 
 def _time_axis(ax: Axes, names: Sequence[str], until: float) -> None:

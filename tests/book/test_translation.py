@@ -66,6 +66,12 @@ def test_each_rule_fails_when_one_side_drifts(rule, old, new):
     assert pairing.PAIR_RULES[rule](pair(en=GOOD_EN.replace(old, new)))
 
 
+def test_a_diagram_has_a_file_for_each_language():
+    zh, en = "![链条](../book/figures/zh/chain.svg)", "![Chain](../book/figures/en/chain.svg)"
+    assert pairing.PAIR_RULES["links"](pair(zh, en)) == []
+    assert pairing.PAIR_RULES["links"](pair(zh, en.replace("chain", "ring")))
+
+
 def test_an_empty_side_fails():
     assert pairing.PAIR_RULES["empty"](pair(en=" \n"))
 

@@ -85,8 +85,9 @@ def formulas(text: str) -> Counter:
 
 
 def links(text: str) -> Counter:
-    """Targets of links and images."""
-    return Counter(LINK.findall(CODE.sub("", without_fences(text))))
+    """Targets of links and images; a diagram has one file for each language, of the same name."""
+    found = LINK.findall(CODE.sub("", without_fences(text)))
+    return Counter(re.sub(r"book/figures/(?:zh|en)/", "book/figures/", target) for target in found)
 
 
 def items(text: str) -> tuple[int, int]:
