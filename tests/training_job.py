@@ -127,7 +127,7 @@ def die_in_write(save_number, size):
 
     def dying_open(path, mode="r", *args, **kwargs):
         file = open(path, mode, *args, **kwargs)
-        return DyingFile(file, size) if mode == "wb" and next(opened) == save_number else file
+        return DyingFile(file, size) if mode == "xb" and next(opened) == save_number else file
 
     checkpoint.open = dying_open
 
@@ -136,9 +136,13 @@ def plain_loss(model, batch):
     return F.mse_loss(model(batch[0]), batch[1])
 
 
-def linear(seed=0, **config):
+def linear(seed=0, wrap=None, **config):
     torch.manual_seed(seed)
     model = nn.Linear(4, 2)
+    if wrap == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+    if wrap == "fsdp2":
+        fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     return Trainer(model, optimizer, plain_loss, TrainConfig(**{"steps": 5, **config}))
 
@@ -157,12 +161,7 @@ def data_parallel(rank, world, port, folder, sharded):
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    trainer = linear(steps=3, micro_batches=2, clip_norm=0.5)
-    if sharded:
-        fully_shard(trainer.model)
-        trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1, momentum=0.9)
-    else:
-        trainer.model = nn.parallel.DistributedDataParallel(trainer.model)
+    trainer = linear(steps=3, micro_batches=2, clip_norm=0.5, wrap="fsdp2" if sharded else "ddp")
     mine = [tuple(t.chunk(world)[rank] for t in batch) for batch in pairs(6)]
     losses = []
     trainer.fit(lambda s: iter(mine[s:]), [lambda t, m: losses.append(m["loss"])])
