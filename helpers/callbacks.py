@@ -1,7 +1,6 @@
-"""Chapter 06: what may watch a Trainer — bar, history, TensorBoard, checkpoints, early stop.
+"""Chapter 06: what may watch a Trainer — bar, history, TensorBoard, checkpoints, early stop."""
 
-Under DDP `Checkpoints` and `EarlyStopping` belong on every rank, the others on one or on all.
-"""
+# Under DDP `Checkpoints` and `EarlyStopping` belong on every rank, the others on one or on all.
 
 import math
 from collections import defaultdict
@@ -77,7 +76,8 @@ class TensorBoard:
     """Write scalars every `every` steps and at the last one; `tensorboard --logdir FOLDER`."""
 
     def __init__(self, folder: str | Path, every: int = 1):
-        self.writer, self.every = SummaryWriter(folder), _period(every)
+        self.every = _period(every)
+        self.writer = SummaryWriter(folder)
 
     def __call__(self, trainer: Trainer, metrics: Metrics) -> None:
         if trainer.finished or trainer.step % self.every == 0:

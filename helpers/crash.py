@@ -40,7 +40,8 @@ def finish(folder: Path, state: dict | None = None, watch: tuple = (), reset: st
         trainer.load(folder / "state.pt")
     now = trainer.step
     trainer.lr_at = lambda step: rate(step - now * (reset == "rate"))
-    trainer.fit(lambda start: feed(start=start - now * (reset == "data")), watch)
+    if not trainer.finished:
+        trainer.fit(lambda start: feed(start=start - now * (reset == "data")), watch)
     return nn.utils.parameters_to_vector(trainer.model.parameters()).detach()
 
 

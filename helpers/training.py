@@ -207,9 +207,8 @@ class Trainer:
             return
         rate = float(self.lr_at(self.step))  # not NumPy's float, which no checkpoint may hold
         if not 0 <= rate < math.inf:
-            raise ValueError(
-                f"expected a finite learning rate >= 0, got lr_at({self.step}) = {rate}"
-            )
+            got = f"lr_at({self.step}) = {rate}"
+            raise ValueError(f"expected a finite learning rate, at least 0, got {got}")
         for group in self.optimizer.param_groups:
             group["lr"] = rate * checkpoint.rate_ratio(group, self.optimizer)
 

@@ -29,7 +29,9 @@ def test_history_always_has_the_last_step():
 def test_history_names_what_it_has():
     history = callbacks.History()
     fit(linear(), history)
-    with pytest.raises(KeyError, match=r"no metric 'acc'; recorded: \['loss', 'step'\]"):
+    with pytest.raises(
+        KeyError, match=r"no metric 'acc'; recorded: \['grad_norm', 'loss', 'step'\]"
+    ):
         history["acc"]
 
 
@@ -62,11 +64,6 @@ def test_checkpoints_are_kept_up_to_date(tmp_path):
     assert steps == [False, 2, 2, 4, 5]
 
 
-def test_checkpoints_need_a_period(tmp_path):
-    with pytest.raises(ValueError, match="every must be at least 1 step, got 0"):
-        callbacks.Checkpoints(tmp_path / "c.pt", every=0)
-
-
 def stopped(looks, *, every=1, patience=2, steps=8):
     """A run whose `measure` gives these values in turn; what is there after each step."""
     values, weights = iter(looks), {}
@@ -94,7 +91,8 @@ def stopped(looks, *, every=1, patience=2, steps=8):
 def test_early_stopping_ends_the_run_with_the_best_weights(looks, best, end):
     trainer, stop, weights, history = stopped(looks)
     assert (stop.best_step, trainer.step) == (best, end)
-    assert trainer.step == trainer.config.steps and history["step"][-1] == end
+    assert trainer.finished and history["step"][-1] == end
+    assert trainer.config.steps == 8  # as asked for
     assert torch.equal(trainer.model.weight, weights[best])
     if best != end:
         assert not torch.equal(trainer.model.weight, weights[end])
@@ -115,13 +113,99 @@ def test_early_stopping_without_a_finite_look_changes_no_weight():
 def test_a_run_ended_early_can_be_saved_and_loaded(tmp_path):
     trainer, *_ = stopped([1.0, 2, 2])
     trainer.save(tmp_path / "c.pt")
-    linear().load(tmp_path / "c.pt")  # `steps` is not among what must agree
+    linear().load(tmp_path / "c.pt")
 
 
-@pytest.mark.parametrize("bad", [{"every": 0, "patience": 1}, {"every": 1, "patience": 0}])
-def test_early_stopping_checks_its_numbers(bad):
-    with pytest.raises(ValueError, match="every and patience must be at least 1, got"):
-        callbacks.EarlyStopping(lambda t: 0.0, **bad)
+def test_early_stopping_needs_patience():
+    with pytest.raises(ValueError, match="patience must be at least 1 look, got 0"):
+        callbacks.EarlyStopping(lambda t: 0.0, every=1, patience=0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        callbacks.ProgressBar,
+        callbacks.History,
+        lambda every: callbacks.TensorBoard("unused", every),
+        lambda every: callbacks.Checkpoints("c.pt", every),
+        lambda every: callbacks.EarlyStopping(len, every=every, patience=1),
+    ],
+)
+@pytest.mark.parametrize("every", [0, -1])
+def test_all_need_a_period(make, every):
+    with pytest.raises(ValueError, match=f"every must be at least 1 step, got {every}"):
+        make(every=every)
+
+
+class Counted:
+    """A metric that counts how often it is read from the device."""
+
+    def __init__(self):
+        self.reads = 0
+
+    def item(self):
+        self.reads += 1
+        return 1.0
+
+
+def watch(watcher, steps=7):
+    """How often a watcher of a run of so many steps has read the metric after each step."""
+    trainer, metric, reads = linear(steps=steps), Counted(), []
+    for step in range(1, steps + 1):
+        trainer.step = step
+        watcher(trainer, {"loss": metric})
+        reads.append(metric.reads)
+    return reads
+
+
+def test_metrics_are_read_only_when_asked_for(tmp_path):
+    assert watch(callbacks.ProgressBar(every=3)) == [0, 0, 1, 1, 1, 2, 3]
+    assert watch(callbacks.History(every=3)) == [0, 0, 1, 1, 1, 2, 3]
+    assert watch(callbacks.TensorBoard(tmp_path, every=3)) == [0, 0, 1, 1, 1, 2, 3]
+
+
+def test_tensorboard_is_on_disk_when_the_run_ends(tmp_path):
+    """Its writer has a thread that flushes every two minutes: long after this test has read."""
+    board = callbacks.TensorBoard(tmp_path, every=2)
+    fit(linear(), board)
+    events = EventAccumulator(str(tmp_path)).Reload().Scalars("loss")
+    assert [e.step for e in events] == [2, 4, 5]
+
+
+def test_checkpoints_check_the_path_when_they_are_made(tmp_path):
+    with pytest.raises(ValueError, match="is not a regular file"):
+        callbacks.Checkpoints(tmp_path, every=2)
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        callbacks.Checkpoints(tmp_path / "file" / "c.pt", every=2)
+
+
+def test_the_progress_bar_of_a_run_after_one_that_broke_off(capsys):
+    bar = callbacks.ProgressBar(every=1)
+
+    def fail(trainer, metrics):
+        if trainer.step == 3:
+            raise OSError("disk")
+
+    with pytest.raises(OSError, match="disk"):
+        fit(linear(), bar, fail)
+    fit(linear(steps=4), bar)
+    last = capsys.readouterr().err.split("\r")[-1]
+    assert "4/4" in last
+
+
+def test_the_progress_bar_goes_on_where_a_run_broke_off(capsys):
+    bar, trainer, broken = callbacks.ProgressBar(every=1), linear(), []
+
+    def fail_once(t, metrics):
+        if t.step == 3 and not broken:
+            broken.append(t.step)
+            raise OSError("disk")
+
+    with pytest.raises(OSError, match="disk"):
+        fit(trainer, bar, fail_once)
+    fit(trainer, bar)
+    assert "5/5" in capsys.readouterr().err.split("\r")[-1] and bar.bar is None
 
 
 def test_the_progress_bar_is_plain_text(capsys):

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, Dataset
 
 from helpers import callbacks, checkpoint, data, schedules
 from helpers.training import TrainConfig, Trainer
@@ -20,13 +21,15 @@ from helpers.training import TrainConfig, Trainer
 STEPS = 24
 
 
-def make_trainer(amp_dtype=None, steps=STEPS, micro_batches=2, device="cpu"):
+def make_trainer(amp_dtype=None, steps=STEPS, micro_batches=2, device="cpu", wrap=None):
     """A job with everything that a resume must restore."""
     torch.manual_seed(1)
     # dropout draws from the global generator, batch norm has buffers, Adam has state
     model = nn.Sequential(
         nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 3)
     ).to(device)
+    if wrap is not None:
+        model = wrap(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
     config = TrainConfig(
         steps=steps, micro_batches=micro_batches, clip_norm=1.0, amp_dtype=amp_dtype
@@ -70,11 +73,37 @@ def digest(trainer):
     return state
 
 
-def run(folder, kill_at=None, amp_dtype=None):
+class Noisy(Dataset):
+    """Samples that draw from every global generator, as careless augmentation does."""
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, i):
+        x = torch.arange(8.0).add(i).sin()
+        noise = random.random() + np.random.rand() + torch.rand(8)
+        return x + 0.1 * noise, (x[:3].argmax() + i) % 3
+
+
+def loader_batches(workers, eager=False):
+    """A DataLoader without `generator=`, again and again; 6 batches are an epoch."""
+    loader = DataLoader(Noisy(), batch_size=16, shuffle=True, drop_last=True, num_workers=workers)
+
+    def batches_from(n):
+        epochs = itertools.repeat(loader)
+        if eager:  # the first epoch's iterator is made now, not with its first batch
+            epochs = itertools.chain([iter(loader)], epochs)
+        return itertools.islice(itertools.chain.from_iterable(epochs), n, None)
+
+    return batches_from
+
+
+def run(folder, kill_at=None, amp_dtype=None, workers=None):
     """Train with a checkpoint at every second step, resuming when there is one.
 
     kill_at: (write_number, bytes): die with SIGKILL inside that write to a checkpoint file, after
     so many bytes of it; or (step, None): die right after that step.
+    workers: of a DataLoader; None: batches that are a pure function of their number.
     """
     torch.set_num_threads(1)
     random.seed(2), np.random.seed(3)
@@ -83,6 +112,8 @@ def run(folder, kill_at=None, amp_dtype=None):
     torch.manual_seed(4)
     if path.exists():
         trainer.load(path)
+        random.random(), np.random.rand(), torch.rand(1)  # what else a program does: load undoes
+        trainer.load(path)
     watchers = [callbacks.Checkpoints(path, every=2)]
     if kill_at is not None:
         step, size = kill_at
@@ -90,7 +121,8 @@ def run(folder, kill_at=None, amp_dtype=None):
             watchers.append(lambda t, m: t.step == step and os.kill(os.getpid(), signal.SIGKILL))
         else:
             die_in_write(step, size)
-    trainer.fit(batches_from, watchers)
+    if not trainer.finished:
+        trainer.fit(batches_from if workers is None else loader_batches(workers), watchers)
     part = Path(folder) / "result.tmp"
     torch.save(digest(trainer), part)
     os.replace(part, Path(folder) / "result.pt")
@@ -125,8 +157,8 @@ def die_in_write(save_number, size):
     """Make the `save_number`-th checkpoint of this process die after `size` bytes."""
     opened = itertools.count(1)
 
-    def dying_open(path, mode="r", *args, **kwargs):
-        file = open(path, mode, *args, **kwargs)
+    def dying_open(path, mode):
+        file = Path(path).open(mode)
         return DyingFile(file, size) if mode == "xb" and next(opened) == save_number else file
 
     checkpoint.open = dying_open
@@ -155,12 +187,25 @@ def pairs(n, size=6, seed=0):
     ]
 
 
-def data_parallel(rank, world, port, folder, sharded):
-    """Three steps on this rank's half of each batch, then one in which rank 1 sees NaN."""
+def join(rank, world, port):
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+
+
+def message(call, *arguments):
+    """The text of the exception that `call` raises; "" if it raises none."""
+    try:
+        call(*arguments)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def data_parallel(rank, world, port, folder, sharded):
+    """Three steps on this rank's half of each batch, then some in which rank 1 sees NaN."""
+    join(rank, world, port)
     trainer = linear(steps=3, micro_batches=2, clip_norm=0.5, wrap="fsdp2" if sharded else "ddp")
     mine = [tuple(t.chunk(world)[rank] for t in batch) for batch in pairs(6)]
     losses = []
@@ -168,14 +213,47 @@ def data_parallel(rank, world, port, folder, sharded):
     result = {
         "weights": [getattr(p, "full_tensor", lambda p=p: p)() for p in trainer.model.parameters()],
         "loss": torch.stack(losses),
-        "stopped": False,
+        "save": message(trainer.save, f"{folder}/c.pt"),
+        "bad save": message(trainer.save, f"{folder}/none/c.pt"),
     }
-    if not sharded:
-        trainer.save(f"{folder}/{rank}.pt")
-        x, y = pairs(1)[0]
-        try:
-            trainer.train_step(iter([(x * (float("nan") if rank == 1 else 1.0), y)] * 2))
-        except FloatingPointError:
-            result["stopped"] = True
+    x, y = pairs(1)[0]
+    bad = [(x * (float("nan") if rank == 1 else 1.0), y)] * 2
+    result["nan loss"] = message(trainer.train_step, iter(bad))
+
+    def loss_with_nan_gradient(model, batch):
+        zero = model(batch[0]).sum() * 0
+        return plain_loss(model, batch) + (zero.abs().sqrt() if rank == 1 else zero)
+
+    trainer.loss_fn = loss_with_nan_gradient
+    result["nan gradient"] = message(trainer.train_step, iter([(x, y)] * 2))
+    result["finite"] = all(p.isfinite().all() for p in result["weights"])
     torch.save(result, f"{folder}/result{rank}.pt")
+    dist.destroy_process_group()
+
+
+def dropout_on_each_rank(rank, world, port, folder, resume):
+    """A run with dropout that differs between ranks, saved by the callback, maybe resumed."""
+    join(rank, world, port)
+    trainer = make_trainer(wrap=nn.parallel.DistributedDataParallel, steps=8)
+    random.seed(rank), np.random.seed(rank), torch.manual_seed(rank)
+    path = f"{folder}/c.pt"
+    if resume:
+        trainer.load(path)
+    watchers = [callbacks.Checkpoints(path, every=2)]
+    if not resume:
+        watchers.append(lambda t, m: t.step == 4 and rank == 0 and os.link(path, f"{folder}/4.pt"))
+    trainer.fit(loader_batches(0), watchers)
+    torch.save(digest(trainer), f"{folder}/{'resumed' if resume else 'whole'}{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def stop_early(rank, world, port, folder):
+    """Each rank has a measure of its own: alone, rank 0 would stop at step 3, rank 1 never."""
+    join(rank, world, port)
+    trainer = linear(steps=9, wrap="ddp")
+    looks = iter([[1, 2, 3, 4, 5, 6, 7, 8, 9], [9, 6, 5, 3, 2, 1.5, 1, 0.5, 0]][rank])
+    stop = callbacks.EarlyStopping(lambda t: float(next(looks)), every=1, patience=2)
+    trainer.fit(lambda s: iter(pairs(9)[s:]), [stop])
+    torch.save({"step": trainer.step, "best": stop.best_step}, f"{folder}/result{rank}.pt")
     dist.destroy_process_group()
