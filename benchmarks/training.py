@@ -1,12 +1,22 @@
 """Chapter 06: what the Trainer, and Lightning's, cost on top of the same loop written by hand.
 
 Two models, a small one (where overhead shows) and the book's ConvNet; all loops make the same
-updates on the same batches. Chunks of steps alternate A B B A, with one of Lightning's between,
-so that a slow moment of the machine hits all; a row gives the quantiles of a chunk's time per step
-and of the paired ratios. Lightning runs `barebones`: with all that can be turned off turned off.
+updates on the same batches:
+
+    bare        forward, backward, update, zero_grad: nothing is read back, nothing is checked
+    checked     the same, and after each backward the gradient's norm is taken and read back with
+                the loss: what it costs to notice in time that one of them is not finite
+    trainer     which checks as well
+    lightning   `barebones`, with all that can be turned off turned off; it checks nothing
+
+Chunks of steps take turns, in an order that changes, with one of Lightning's between, so that a
+slow moment of the machine hits all; a row gives the quantiles of a chunk's time per step and of the
+paired ratios.
 """
 
+import itertools
 import logging
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -14,15 +24,17 @@ from collections.abc import Callable
 import lightning as L
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from helpers import environment, models, timing
 from helpers.page import records
 from helpers.training import TrainConfig, Trainer
 
 PAIRS, WARM_UP = 400, 3
-CHUNKS = {"MLP 784-256-10, batch 64": 10, "ConvNet, batch 125": 2}  # steps in turn
-UNITS = {"model": "name", "bare": "ms", "trainer": "ms", "lightning": "ms"}
-UNITS |= {"ratio": "trainer / bare", "lightning_ratio": "lightning / bare"}
+CHUNKS = {"MLP 784-256-10, batch 64": 20, "ConvNet, batch 125": 2}  # steps in turn
+UNITS = {"model": "name", "bare": "ms", "checked": "ms", "trainer": "ms", "lightning": "ms"}
+UNITS |= {"ratio": "trainer / bare", "checked_ratio": "checked / bare"}
+UNITS |= {"own_ratio": "trainer / checked", "lightning_ratio": "lightning / bare"}
 
 
 def job(name: str, device: torch.device):
@@ -42,25 +54,38 @@ def cross_entropy(model, batch):
 
 
 def bare_chunk(steps: int, model, optimizer, batch) -> None:
-    """The five steps and one look at the loss, without which nobody trains."""
+    """The loop of every tutorial; the device is never waited for."""
     for _ in range(steps):
         loss = cross_entropy(model, batch)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        if not loss.item() < float("inf"):
-            raise FloatingPointError(f"loss is {loss.item()}")
 
 
-def trainer_chunk(steps: int, trainer: Trainer, batches) -> None:
+def checked_chunk(steps: int, model, optimizer, batch) -> None:
+    """The same loop, which stops before an update that would spoil the weights."""
     for _ in range(steps):
-        trainer.train_step(batches)
+        loss = cross_entropy(model, batch)
+        loss.backward()
+        norm = nn.utils.get_total_norm([p.grad for p in model.parameters()])
+        values = torch.stack([loss.detach(), norm]).tolist()
+        if not all(map(math.isfinite, values)):
+            raise FloatingPointError(f"loss and gradient norm are {values}")
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
 
-def clock(run, steps: int, *arguments) -> float:
-    """Milliseconds per step of one chunk; `loss.item()` has waited for the device."""
+def trainer_chunk(steps: int, trainer: Trainer, batch) -> None:
+    trainer.config = TrainConfig(steps=trainer.step + steps)
+    trainer.fit(lambda number: itertools.repeat(batch))
+
+
+def clock(run, steps: int, device: torch.device, *arguments) -> float:
+    """Milliseconds per step of one chunk."""
+    timing.wait_for(device)
     start = time.perf_counter()
     run(steps, *arguments)
+    timing.wait_for(device)
     return (time.perf_counter() - start) / steps * 1e3
 
 
@@ -81,15 +106,15 @@ class Module(L.LightningModule):
 class Turns(L.Callback):
     """After each chunk of Lightning's steps, note its time and let the others have their turn."""
 
-    def __init__(self, steps: int, others: Callable[[], None]):
-        self.steps, self.others, self.times = steps, others, []
+    def __init__(self, steps: int, device: torch.device, others: Callable[[], None]):
+        self.steps, self.device, self.others, self.times = steps, device, others, []
 
     def on_train_start(self, trainer, module) -> None:
         self.start = time.perf_counter()
 
     def on_train_batch_end(self, trainer, module, outputs, batch, index) -> None:
         if (index + 1) % self.steps == 0:
-            outputs["loss"].item()  # has waited for the device
+            timing.wait_for(self.device)
             self.times.append((time.perf_counter() - self.start) / self.steps * 1e3)
             self.others()
             self.start = time.perf_counter()
@@ -106,33 +131,43 @@ def fit(module: Module, turns: Turns, batch, device: torch.device) -> None:
 
 
 def compare(name: str, device: torch.device) -> dict:
-    model, optimizer, batch = job(name, device)
-    other, other_optimizer, _ = job(name, device)
-    third = Module(*job(name, device)[:2])
-    trainer = Trainer(other, other_optimizer, cross_entropy, TrainConfig(steps=10**9))
-    batches = iter(lambda: batch, None)
-    bare, ours = [], []
+    jobs = [job(name, device) for _ in range(4)]
+    bare, checked, ours, lightning = jobs
+    batch = bare[2]
+    trainer = Trainer(ours[0], ours[1], cross_entropy, TrainConfig(steps=1))
+    loops = {
+        "bare": (bare_chunk, bare),
+        "checked": (checked_chunk, checked),
+        "trainer": (trainer_chunk, (trainer, batch)),
+    }
+    columns = {loop: [] for loop in loops}
 
     def others() -> None:
-        order = [(bare, bare_chunk, (model, optimizer, batch))]
-        order.insert(len(bare) % 2, (ours, trainer_chunk, (trainer, batches)))
-        for times, run, arguments in order:
-            times.append(clock(run, CHUNKS[name], *arguments))
+        order = list(loops)
+        if len(columns["bare"]) % 2:
+            order.reverse()
+        for loop in order:
+            run, arguments = loops[loop]
+            columns[loop].append(clock(run, CHUNKS[name], device, *arguments))
 
-    turns = Turns(CHUNKS[name], others)
-    fit(third, turns, batch, device)
-    for a, b, c in zip(*(m.parameters() for m in (model, other, third.model)), strict=True):
-        if not (torch.equal(a, b) and torch.equal(a, c.to(a.device))):
-            raise AssertionError(f"{name}: the loops do not make the same updates")
-    columns = {"bare": bare, "trainer": ours, "lightning": turns.times}
-    columns = {k: times[WARM_UP:] for k, times in columns.items()}
-    for column, times in {"ratio": "trainer", "lightning_ratio": "lightning"}.items():
-        pairs = zip(columns[times], columns["bare"], strict=True)
-        columns[column] = [b / a for b, a in pairs]
-    return {"model": name} | {k: timing.quantiles(v) for k, v in columns.items()}
+    turns = Turns(CHUNKS[name], device, others)
+    fit(Module(*lightning[:2]), turns, batch, device)
+    columns["lightning"] = turns.times
+
+    weights = [nn.utils.parameters_to_vector(j[0].to(device).parameters()) for j in jobs]
+    if not all(torch.equal(weights[0], other) for other in weights[1:]):
+        raise AssertionError(f"{name}: the loops do not make the same updates")
+
+    columns = {loop: times[WARM_UP:] for loop, times in columns.items()}
+    for column, unit in UNITS.items():
+        above, _, below = unit.partition(" / ")
+        if below:
+            pairs = zip(columns[above], columns[below], strict=True)
+            columns[column] = [a / b for a, b in pairs]
+    return {"model": name} | {column: timing.quantiles(columns[column]) for column in columns}
 
 
 def measure(device: torch.device) -> records.Record:
-    clock = f"perf_counter over {' and '.join(map(str, CHUNKS.values()))} steps, alternating"
+    clock = f"perf_counter over {' and '.join(map(str, CHUNKS.values()))} steps, in turns"
     provenance = records.provenance(environment.versions(device), repeats=PAIRS, clock=clock)
     return records.Record("training", provenance, UNITS, [compare(n, device) for n in CHUNKS])
