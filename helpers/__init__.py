@@ -2,7 +2,7 @@
 
     chapter            module          what it holds
     01_environment     environment     device choice, seeds, determinism, versions
-    02_tensors         tensors         strides and views, broadcasting step by step
+    02_tensors         tensors         strides, and which operations copy
     03_autograd        autograd        an engine of one's own that agrees with PyTorch
     04_models          models          plain modules that later chapters transform from outside
                        layers          five layers of one's own, equal to PyTorch's

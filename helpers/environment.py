@@ -9,29 +9,47 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import yaml
 from torch import Tensor
 from torch.utils.data import TensorDataset, get_worker_info
 
-# CUDA toolkit: the Linux driver branch that came with it (CUDA release notes). FIRST: the first
-# branch that starts anything of a major version (docs.nvidia.com/deploy/cuda-compatibility).
-BRANCHES = {"11.8": 520, "12.0": 525, "12.1": 530, "12.2": 535, "12.3": 545, "12.4": 550}
-BRANCHES |= {"12.5": 555, "12.6": 560, "12.8": 570, "12.9": 575, "13.0": 580, "13.1": 590}
-BRANCHES |= {"13.2": 595, "13.3": 610}
-FIRST = {11: 450, 12: 525, 13: 580}
+_CUDA = yaml.safe_load(Path(__file__).with_name("cuda.yml").read_text(encoding="utf-8"))
+
+TOOLKIT_DRIVER: dict[str, int] = _CUDA["toolkit_driver"]["branches"]
+"""CUDA toolkit -> the Linux driver branch that was released with it; source in ``cuda.yml``."""
+
+OLDEST_DRIVER: dict[int, int] = _CUDA["oldest_driver"]["branches"]
+"""CUDA major version -> the oldest branch that starts its programs; source in ``cuda.yml``."""
 
 
 def newest_cuda(driver: str) -> str | None:
-    """Return the CUDA version that `driver` ("580.65.06") came with, as `nvidia-smi` shows it."""
-    branch = int(driver.split(".")[0])
-    return max((c for c in BRANCHES if BRANCHES[c] <= branch), key=BRANCHES.get, default=None)
+    """Return the CUDA version that `driver` ("580.65.06") came with, as `nvidia-smi` shows it.
+
+    None for a driver older than the table.
+    """
+    newest = None
+    for cuda, branch in TOOLKIT_DRIVER.items():  # oldest first
+        if branch <= _branch(driver):
+            newest = cuda
+    return newest
 
 
-def runs(driver: str, cuda: str) -> bool:
-    """Say whether a wheel for `cuda` ("13.2") starts on `driver`: the major version decides."""
+def driver_starts(driver: str, cuda: str) -> bool:
+    """Say whether `driver` ("580.65.06") starts a wheel built for `cuda` ("13.2").
+
+    The major version decides: within it, NVIDIA promises minor-version compatibility.
+    Raises ValueError for a major version that the table does not have.
+    """
     major = int(cuda.split(".")[0])
-    if major not in FIRST:
-        raise ValueError(f"expected CUDA with a major version in {list(FIRST)}, got {cuda}")
-    return int(driver.split(".")[0]) >= FIRST[major]
+    if major not in OLDEST_DRIVER:
+        known = list(OLDEST_DRIVER)
+        raise ValueError(f"expected CUDA with a major version in {known}, got {cuda}")
+    return _branch(driver) >= OLDEST_DRIVER[major]
+
+
+def _branch(driver: str) -> int:
+    """Return the branch of a driver, the number before the first dot."""
+    return int(driver.split(".")[0])
 
 
 def pick_device(name: str | None = None) -> torch.device:
@@ -42,10 +60,16 @@ def pick_device(name: str | None = None) -> torch.device:
     """
     # `current_accelerator` answers for the build, `is_available` for the machine: ask both.
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    device = torch.device(name) if name else found or torch.device("cpu")
+    if name is not None:
+        device = torch.device(name)
+    elif found is not None:
+        device = found
+    else:
+        device = torch.device("cpu")
+
     if device.type not in ("cpu", "meta") and (found is None or found.type != device.type):
         raise ValueError(f"device {name!r} asked for, but this machine offers {found or 'cpu'}")
-    print(f"device: {device.type}" + ("" if name else " (chosen automatically)"))
+    print(f"device: {device.type}" + (" (chosen automatically)" if name is None else ""))
     return device
 
 
@@ -53,18 +77,23 @@ def seed_everything(seed: int, *, deterministic: bool = True) -> torch.Generator
     """Seed Python, NumPy and PyTorch on all devices; return a generator for a `DataLoader`.
 
     deterministic: also refuse what has no deterministic implementation (PyTorch's note on
-        reproducibility). RuntimeError when CUDA has started without cuBLAS's workspace fixed.
+        reproducibility), for the rest of the process. The way back is to call this function with
+        ``deterministic=False``, or ``torch.use_deterministic_algorithms(False)`` alone.
+    Raises ValueError for a seed that NumPy does not take, RuntimeError when CUDA has started
+    without cuBLAS's workspace fixed.
     """
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed must be in [0, 2**32), the range NumPy accepts; got {seed}")
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)  # all devices
+
     if deterministic:
         if torch.cuda.is_initialized() and "CUBLAS_WORKSPACE_CONFIG" not in os.environ:
             raise RuntimeError("CUBLAS_WORKSPACE_CONFIG must be set before CUDA: seed first")
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.benchmark = False  # a search by timing may pick another kernel
+
     torch.use_deterministic_algorithms(deterministic)
     return torch.Generator().manual_seed(seed)
 
@@ -79,6 +108,7 @@ def seed_worker(worker_id: int) -> None:
     dataset = info.dataset
     while hasattr(dataset, "dataset"):  # a Subset, or another wrapper
         dataset = dataset.dataset
+
     if getattr(dataset, "rng", None) is not None:
         dataset.rng = np.random.default_rng(info.seed)
 
@@ -93,9 +123,10 @@ class Noisy(TensorDataset):
         super().__init__(x, y)
         self.rng = rng
 
-    def __getitem__(self, i):
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
         x, y = super().__getitem__(i)
-        return x + torch.as_tensor((self.rng or np.random).normal(size=x.shape)), y
+        source = np.random if self.rng is None else self.rng
+        return x + torch.as_tensor(source.normal(size=x.shape)), y
 
 
 def device_name(device: torch.device) -> str:
@@ -104,9 +135,13 @@ def device_name(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     if device.type != "cpu":
         return f"{platform.machine()} {device.type}"
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if platform.system() == "Linux" else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return (models or [platform.processor()])[0] or platform.machine()
+
+    if platform.system() == "Linux":
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    name = platform.processor()
+    return name if name else platform.machine()
 
 
 def _driver() -> str | None:
@@ -127,7 +162,9 @@ def versions(device: torch.device) -> dict[str, str]:
         "platform": f"{platform.system()} {platform.machine()}",
     }
     if device.type == "cuda":
-        info |= {"driver": _driver() or "unknown", "cuda": str(torch.version.cuda)}
+        driver = _driver()
+        info["driver"] = "unknown" if driver is None else driver
+        info["cuda"] = str(torch.version.cuda)
     else:
         info["threads"] = str(torch.get_num_threads())
         info["isa"] = torch.backends.cpu.get_cpu_capability()
@@ -137,19 +174,29 @@ def versions(device: torch.device) -> dict[str, str]:
 def report() -> dict[str, str]:
     """Return what decides how fast and how exactly this machine computes; "none" for a lack."""
     built = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip, "XPU": torch.version.xpu}
+    built_for = ", ".join(f"{name} {version}" for name, version in built.items() if version)
     blas = torch.__config__.show().partition("BLAS_INFO=")[2].partition(",")[0]
-    chips = [
-        f"{chip.name}, {chip.total_memory / 2**30:.1f} GiB"
-        for kind in (torch.cuda, torch.xpu)
-        for chip in map(kind.get_device_properties, range(kind.device_count()))
-    ]
-    if torch.backends.mps.is_available():
-        chips.append(f"Apple GPU, {torch.mps.recommended_max_memory() / 2**30:.1f} GiB to use")
+    cudnn = torch.backends.cudnn.version()
+    driver = _driver()
+    chips = _accelerators()
     return versions(torch.device("cpu")) | {
         "cores": str(os.cpu_count()),
-        "blas": blas or "none",
-        "built for": ", ".join(f"{name} {v}" for name, v in built.items() if v) or "CPU",
-        "cudnn": str(torch.backends.cudnn.version() or "none"),
-        "driver": _driver() or "none",
-        "accelerators": "; ".join(chips) or "none",
+        "blas": blas if blas else "none",
+        "built for": built_for if built_for else "CPU",
+        "cudnn": "none" if cudnn is None else str(cudnn),
+        "driver": "none" if driver is None else driver,
+        "accelerators": "; ".join(chips) if chips else "none",
     }
+
+
+def _accelerators() -> list[str]:
+    """Return name and memory of each accelerator."""
+    chips = []
+    for kind in (torch.cuda, torch.xpu):  # torch.cuda also speaks for AMD
+        for index in range(kind.device_count()):
+            chip = kind.get_device_properties(index)
+            chips.append(f"{chip.name}, {chip.total_memory / 2**30:.1f} GiB")
+    if torch.backends.mps.is_available():
+        memory = torch.mps.recommended_max_memory() / 2**30
+        chips.append(f"Apple GPU, {memory:.1f} GiB to use")
+    return chips

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from helpers import autograd
 from helpers.autograd import Value
 
-SHAPES = [(), (3,), (1, 3), (2, 1), (2, 3), (4, 2, 3)]
+SHAPES = [(), (3,), (1, 3), (2, 1), (2, 3), (4, 2, 1), (4, 1, 3), (4, 2, 3)]  # add up in any pair
 UNARY = {
     "exp": lambda x: x.tanh().exp(),  # kept small: a chain of exponentials overflows
     "log": lambda x: (x * x + 0.5).log(),
@@ -22,14 +22,33 @@ UNARY = {
     "constant": lambda x: 2 - x / 3 + 1 / (x * x + 1),
     "array": lambda x: np.array([[0.5], [-1.5]]) * x if isinstance(x, Value) else ARRAY * x,
     "sum": lambda x: x.sum(),
+    "times_matrix": lambda x: x @ like(SQUARE, x) if multiplies(x, SQUARE) else x,
+    "matrix_times": lambda x: like(ROTATION, x) @ x if multiplies(ROTATION, x) else x,
 }
+SQUARE = np.array([[0.5, -1.0, 0.0], [0.2, 0.3, -0.4], [1.0, 0.0, 0.7]])
+ROTATION = np.array([[0.6, -0.8], [0.8, 0.6]])
 ARRAY = torch.tensor([[0.5], [-1.5]], dtype=torch.float64)
 BINARY = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a.tanh() * b,
     "div": lambda a, b: a / (b * b + 1),
+    "matmul": lambda a, b: a.tanh() @ b if multiplies(a, b) else a - b,
 }
+
+
+def like(constant, x):
+    return constant if isinstance(x, Value) else torch.tensor(constant)
+
+
+def multiplies(a, b):
+    """Whether a @ b is a product of matrices, alone or in batches that broadcast."""
+    if min(len(a.shape), len(b.shape)) < 2 or a.shape[-1] != b.shape[-2]:
+        return False
+    batches = zip(reversed(a.shape[:-2]), reversed(b.shape[:-2]), strict=False)
+    return all(m == n or 1 in (m, n) for m, n in batches)
+
+
 STEP = st.tuples(st.sampled_from([*UNARY, *BINARY]), st.integers(0, 10**6), st.integers(0, 10**6))
 
 

@@ -1,18 +1,25 @@
+import datetime
 import os
 import random
 import subprocess
 import sys
+import tomllib
+from importlib import resources
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.cpp_extension import CUDA_GCC_VERSIONS
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from helpers import environment
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_pick_device_takes_the_named_one_and_says_so(capsys):
@@ -144,25 +151,41 @@ def test_newest_cuda_of_a_driver(driver, cuda):
 
 
 def test_newer_cuda_came_with_newer_drivers():
-    versions = [tuple(map(int, cuda.split("."))) for cuda in environment.BRANCHES]
-    branches = list(environment.BRANCHES.values())
+    versions = [tuple(map(int, cuda.split("."))) for cuda in environment.TOOLKIT_DRIVER]
+    branches = list(environment.TOOLKIT_DRIVER.values())
     assert versions == sorted(set(versions)) and branches == sorted(set(branches))
-    assert {major for major, _ in versions} == set(environment.FIRST)
+    assert {major for major, _ in versions} == set(environment.OLDEST_DRIVER)
 
 
-@given(st.sampled_from(sorted(environment.BRANCHES)), st.integers(300, 900))
+@given(st.sampled_from(sorted(environment.TOOLKIT_DRIVER)), st.integers(300, 900))
 def test_a_driver_starts_what_it_came_with_and_anything_older(cuda, branch):
-    if branch >= environment.BRANCHES[cuda]:
-        assert environment.runs(f"{branch}.1", cuda)
+    if branch >= environment.TOOLKIT_DRIVER[cuda]:
+        assert environment.driver_starts(f"{branch}.1", cuda)
     shown = environment.newest_cuda(f"{branch}.1")
     if shown is not None:
         major = int(shown.split(".")[0])
-        assert environment.runs(f"{branch}.1", cuda) == (int(cuda.split(".")[0]) <= major)
+        assert environment.driver_starts(f"{branch}.1", cuda) == (int(cuda.split(".")[0]) <= major)
+
+
+@pytest.mark.parametrize(("major", "branch"), environment.OLDEST_DRIVER.items())
+def test_the_oldest_driver_starts_its_cuda_and_the_one_before_does_not(major, branch):
+    assert environment.driver_starts(f"{branch}.00", f"{major}.9")
+    assert not environment.driver_starts(f"{branch - 1}.99", f"{major}.0")
+
+
+def test_the_table_says_where_it_comes_from_and_lies_in_the_package():
+    path = resources.files("helpers") / "cuda.yml"
+    table = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert isinstance(table["checked"], datetime.date)
+    for part in ("toolkit_driver", "oldest_driver"):
+        assert table[part]["source"].startswith("https://docs.nvidia.com/")
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "*.yml" in pyproject["tool"]["setuptools"]["package-data"]["helpers"]
 
 
 def test_cuda_of_an_unknown_major_version():
     with pytest.raises(ValueError, match=r"expected CUDA with a major version in .*, got 9.2"):
-        environment.runs("580.65.06", "9.2")
+        environment.driver_starts("580.65.06", "9.2")
 
 
 @pytest.mark.skipif(torch.__version__ < (2, 15), reason="the chapter quotes PyTorch 2.15")
@@ -228,6 +251,7 @@ def test_versions_on_cuda_name_the_driver(monkeypatch):
 
 
 def test_seeding_before_cuda_fixes_the_workspace(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)  # off only if it is turned off
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     environment.seed_everything(0)
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from helpers import tensors
 
 CPU = torch.device("cpu")
-SIZES = st.lists(st.sampled_from([0, 1, 2, 3]), max_size=4).map(tuple)
 
 
 # storage and strides
@@ -71,30 +70,6 @@ def test_element_offset_of_a_scalar_and_with_a_wrong_index():
     assert tensors.element_offset((), (), 7) == 7
     with pytest.raises(ValueError, match=r"expected 2 indices, one for each stride, got \[1\]"):
         tensors.element_offset([1], (4, 1))
-
-
-# broadcasting
-
-
-@given(st.lists(SIZES, max_size=4))
-def test_broadcast_shape_agrees_with_torch(shapes):
-    try:
-        expected = torch.broadcast_shapes(*shapes)
-    except RuntimeError:
-        with pytest.raises(ValueError, match="expected equal sizes or 1"):
-            tensors.broadcast_shape(*shapes)
-    else:
-        assert tensors.broadcast_shape(*shapes) == expected
-        assert isinstance(tensors.broadcast_shape(*shapes), torch.Size)
-
-
-def test_broadcast_shape_names_the_place():
-    message = r"dimension -2: expected equal sizes or 1, got \(3, 2\) in \(3, 4\), \(5, 2, 4\)"
-    with pytest.raises(ValueError, match=message):
-        tensors.broadcast_shape((3, 4), (5, 2, 4))
-    with pytest.raises(ValueError, match="dimension -1"):
-        tensors.broadcast_shape((-1,), (1,))
-    assert tensors.broadcast_shape() == torch.Size([])
 
 
 # the benchmark
