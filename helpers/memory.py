@@ -25,7 +25,8 @@ class SavedTensors(saved_tensors_hooks):
         super().__init__(self._pack, lambda packed: packed)
 
     def __enter__(self) -> "SavedTensors":
-        return super().__enter__() or self  # the base class returns None
+        super().__enter__()  # returns None; `with … as saved` needs the object
+        return self
 
     def _pack(self, tensor: Tensor) -> Tensor:
         packed = tensor.detach()  # with its grad_fn it would keep the graph alive for ever

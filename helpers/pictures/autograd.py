@@ -1,17 +1,17 @@
-"""Chapter 03, drawn: graphs forward and backward, error of finite differences, gradient descent."""
+"""Chapter 03, drawn: graphs forward and backward, gradient descent on a bowl."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from helpers.autograd import Value
+from helpers.pictures.draw import BLUE, GRAY, GREEN, ORANGE, PALE, PEACH, arrow, box, frame
 
-BLUE, PALE, ORANGE, PEACH, GREEN, GRAY = "#0072B2 #D3E5F2 #D55E00 #F8DCC4 #00795A #666666".split()
+NODE = (1.1, 0.5)  # width and height of a node
+FAINT = "#BBBBBB"  # edges that rest
 RULES = {  # what a node sends to its parents
     "+": "g to both",
     "*": "g × the other factor",
@@ -38,32 +38,46 @@ def draw_graph(ax: Axes, root: Value, names: Mapping[Value, str], step: int) -> 
     nodes = root.order()
     places = _places(nodes, lambda node: [parent for parent, _ in node.parents])
     operations = [node for node in nodes if node.parents]
-    backward = nodes[::-1][: max(step - len(operations), 0)]
-    active = backward[-1] if backward else operations[step - 1] if step else None
-    ready = {*operations[:step], *(node for node in nodes if not node.parents)}
+    backward = nodes[::-1][: max(step - len(operations), 0)]  # the nodes whose gradient is known
+    computed = {*operations[:step], *(node for node in nodes if not node.parents)}
+
+    active, way, color, face = None, "leaves", BLUE, PALE
+    if backward:
+        active, way, color, face = backward[-1], "backward", ORANGE, PEACH
+    elif step:
+        active, way = operations[step - 1], "forward"
+
     for node, (x, y) in places.items():
         for parent, _ in node.parents:
-            color = (ORANGE if backward else BLUE) if node is active else "#BBBBBB"
-            _arrow(ax, places[parent], (x, y), color, reverse=bool(backward) and node is active)
-        face = (PEACH if backward else PALE) if node is active else "white"
-        _box(ax, (x, y), names.get(node, node.op), face)
-        if node in ready:
+            if node is active:
+                _edge(ax, places[parent], (x, y), color, reverse=way == "backward")
+            else:
+                _edge(ax, places[parent], (x, y), FAINT)
+        name = names.get(node, node.op)
+        box(ax, (x, y), name, face if node is active else "white", size=NODE)
+        if node in computed:
             ax.text(x - 0.62, y, _numbers(node.data), color=BLUE, ha="right", va="center", size=10)
         if node in backward:
             ax.text(x + 0.62, y, _numbers(node.grad), color=ORANGE, ha="left", va="center", size=10)
-    name = names.get(active, active.op) if active else ""
-    rule = f":  {RULES[active.op]}" if backward else ""
-    title = f"{'backward' if backward else 'forward'}, {name}{rule}" if active else "leaves"
+
     bottom = min(y for _, y in places.values())
-    ax.text(0, 0.6, title, ha="center", size=11)
+    ax.text(0, 0.6, _title(way, active, names), ha="center", size=11)
     ax.text(-3.4, bottom, "value", color=BLUE, va="center", size=11)
     ax.text(3.4, bottom, "gradient g", color=ORANGE, ha="right", va="center", size=11)
-    _frame(ax, (-3.5, 3.5), (bottom - 0.35, 0.9))
+    frame(ax, (-3.5, 3.5), (bottom - 0.35, 0.9))
+
+
+def _title(way: str, active: Value | None, names: Mapping[Value, str]) -> str:
+    if active is None:
+        return way
+    name = names.get(active, active.op)
+    return f"{way}, {name}:  {RULES[active.op]}" if way == "backward" else f"{way}, {name}"
 
 
 def draw_recorded(ax: Axes, root: Tensor) -> None:
     """Draw the graph that PyTorch recorded behind `root`, with the tensors each node has saved."""
-    nodes, seen = [], set()
+    nodes: list[Any] = []
+    seen: set[Any] = set()
 
     def visit(fn: Any) -> None:
         if fn is not None and fn not in seen:
@@ -77,52 +91,50 @@ def draw_recorded(ax: Axes, root: Tensor) -> None:
     for fn, (x, y) in places.items():
         for parent, _ in fn.next_functions:
             if parent is not None:  # None: a constant
-                _arrow(ax, places[parent], (x, y), ORANGE, reverse=True)
+                _edge(ax, places[parent], (x, y), ORANGE, reverse=True)
         leaf = hasattr(fn, "variable")
-        _box(ax, (x, y), "", PALE if leaf else "white", 3.1)
+        box(ax, (x, y), "", PALE if leaf else "white", size=(3.1, NODE[1]))
         ax.text(x, y + 0.03, fn.name().removeprefix("torch::autograd::"), ha="center", size=10)
         text = f"leaf {tuple(fn.variable.shape)}" if leaf else _saved(fn)
         ax.text(x, y - 0.19, text, color=BLUE if leaf else GRAY, ha="center", size=8)
-    _frame(ax, (-3.5, 3.5), (min(y for _, y in places.values()) - 0.3, 0.3))
+    frame(ax, (-3.5, 3.5), (min(y for _, y in places.values()) - 0.3, 0.3))
 
 
-def draw_differences(ax: Axes, f: Callable, slope: float, at: float) -> None:
-    """Draw the error of forward and central differences of `f` over the step h, in two dtypes."""
-    steps = [10.0**-k for k in np.arange(0, 16.1, 0.25)]
-    for dtype, color in [(np.float32, ORANGE), (np.float64, BLUE)]:
-        for kind, style in [("forward", "--"), ("central", "-")]:
-            errors = []
-            for h in map(dtype, steps):
-                low, width = (dtype(at), h) if kind == "forward" else (dtype(at) - h, h + h)
-                got = (f(dtype(at) + h) - f(low)) / width
-                errors.append(abs(float(got) - slope) / abs(slope))
-            best = int(np.argmin(errors))
-            ax.loglog(steps, errors, style, color=color, label=f"{dtype.__name__}, {kind}")
-            ax.plot(steps[best], max(errors[best], 1e-16), "o", color=color, markersize=5)
-    ax.set(xlabel="step h", ylabel="relative error", ylim=(1e-14, 30))
-    ax.legend(frameon=False, fontsize=8, loc="lower left")
+def draw_descent(
+    ax: Axes, x: Tensor, path: Sequence, excess: Sequence, best: Sequence, title: str
+) -> None:
+    """Draw a path [(w, b), …] over the level lines of mean((w x + b - y)²), and its loss by step.
 
-
-def draw_descent(ax: Axes, x: Tensor, y: Tensor, path: Sequence, best: tuple, title: str) -> None:
-    """Draw a path [(w, b), …] on the surface of mean((w x + b - y)²), and the loss by step."""
+    x: the inputs, [N]. best: (w, b) of the lowest loss. excess: loss - lowest loss, by step.
+    """
     ax.axis("off")
     ax.set_title(title, fontsize=11)
     surface, curve = map(ax.inset_axes, [[0.03, 0.14, 0.54, 0.84], [0.71, 0.14, 0.29, 0.74]])
-    columns, angles = np.stack([x.numpy(), np.ones(len(x))], 1), np.linspace(0, 2 * np.pi, 60)
-    axes = np.linalg.inv(np.linalg.cholesky(columns.T @ columns / len(x))).T
-    for i, level in enumerate(np.geomspace(0.05, 70, 8)):  # ellipses: the loss is quadratic
-        ring = np.array(best)[:, None] + level**0.5 * axes @ [np.cos(angles), np.sin(angles)]
-        surface.plot(*ring, color=BLUE, alpha=1 - 0.09 * i, linewidth=0.7)
+
+    for i, level in enumerate(np.geomspace(0.05, 70, 8)):
+        surface.plot(*_level_line(x, best, level), color=BLUE, alpha=1 - 0.09 * i, linewidth=0.7)
     surface.plot(*zip(*path, strict=True), ".-", color=ORANGE, linewidth=1, markersize=4)
     surface.plot(*best, "*", color=GREEN, markersize=11)
     surface.set(xlim=(-0.5, 7.5), ylim=(-2.5, 6), xlabel="w", ylabel="b")
-    w, b = np.array([*path, best]).T[..., None]
-    losses = ((w * x.numpy() + b - y.numpy()) ** 2).mean(1)
-    excess = np.maximum(losses[:-1] - losses[-1], 1e-9)
-    curve.semilogy(excess, ".-", color=ORANGE, linewidth=1, markersize=3)
+
+    shown = np.maximum(excess, 1e-9)  # the scale is logarithmic
+    curve.semilogy(shown, ".-", color=ORANGE, linewidth=1, markersize=3)
     curve.set(xlabel="step", ylim=(1e-5, 1e4), yticks=[1e-4, 1e-2, 1, 100])
     curve.minorticks_off()
     curve.set_title("loss − minimum", fontsize=9)
+
+
+def _level_line(x: Tensor, best: Sequence, level: float) -> np.ndarray:
+    """Points [2, 60] where the loss is `level` above its minimum: an ellipse around `best`.
+
+    With A = [x, 1] the loss exceeds its minimum by dᵀ (AᵀA / N) d at the distance d from `best`,
+    and with the Cholesky factor AᵀA / N = L Lᵀ that is |Lᵀ d|²: a circle, seen through L⁻ᵀ.
+    """
+    columns = np.stack([x.numpy(), np.ones(len(x))], axis=1)
+    factor = np.linalg.cholesky(columns.T @ columns / len(x))
+    angles = np.linspace(0, 2 * np.pi, 60)
+    circle = level**0.5 * np.array([np.cos(angles), np.sin(angles)])
+    return np.array(best)[:, None] + np.linalg.solve(factor.T, circle)
 
 
 def _places(nodes: Sequence, parents: Callable, spread: float = 1.75) -> dict[Any, tuple]:
@@ -142,8 +154,12 @@ def _places(nodes: Sequence, parents: Callable, spread: float = 1.75) -> dict[An
 
 
 def _saved(fn: Any) -> str:
-    found = {name[7:]: getattr(fn, name) for name in dir(fn) if name.startswith("_saved_")}
-    tensors = [f"{k} {tuple(v.shape)}" for k, v in found.items() if isinstance(v, torch.Tensor)]
+    """Name what an operation of PyTorch saved for backward; it shows in attributes _saved_…"""
+    tensors = []
+    for name in dir(fn):
+        if name.startswith("_saved_") and isinstance(getattr(fn, name), Tensor):
+            shape = tuple(getattr(fn, name).shape)
+            tensors.append(f"{name.removeprefix('_saved_')} {shape}")
     return "saved: " + ", ".join(tensors) if tensors else "saves no tensor"
 
 
@@ -152,18 +168,17 @@ def _numbers(array: np.ndarray) -> str:
     return "\n".join("  ".join(f"{value:.2f}" for value in row) for row in rows)
 
 
-def _arrow(ax: Axes, start: tuple, end: tuple, color: str, *, reverse: bool) -> None:
-    (x0, y0), (x1, y1) = (start[0], start[1] - 0.27), (end[0], end[1] + 0.27)
-    tail, head = ((x1, y1), (x0, y0)) if reverse else ((x0, y0), (x1, y1))
-    ax.annotate("", head, tail, arrowprops={"arrowstyle": "-|>", "color": color, "shrinkA": 0})
-
-
-def _box(ax: Axes, at: tuple, text: str, face: str, width: float = 1.1) -> None:
-    corner, style = (at[0] - width / 2, at[1] - 0.25), {"fc": face, "ec": "#444444", "lw": 0.8}
-    ax.add_patch(Rectangle(corner, width, 0.5, **style))
-    ax.text(*at, text, ha="center", va="center", size=10)
-
-
-def _frame(ax: Axes, x: tuple[float, float], y: tuple[float, float]) -> None:
-    ax.axis("off")
-    ax.set(xlim=x, ylim=y, aspect="equal")
+def _edge(
+    ax: Axes,
+    parent: tuple[float, float],
+    node: tuple[float, float],
+    color: str,
+    *,
+    reverse: bool = False,
+) -> None:
+    """Draw the edge between a node and its parent above it; `reverse`: the way of gradients."""
+    top, bottom = (parent[0], parent[1] - 0.27), (node[0], node[1] + 0.27)
+    if reverse:
+        arrow(ax, bottom, top, color)
+    else:
+        arrow(ax, top, bottom, color)

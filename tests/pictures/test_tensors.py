@@ -1,20 +1,11 @@
 import pytest
 import torch
 
-from helpers import tensors
 from helpers.pictures import tensors as pictures
 
 
 def texts(ax):
     return [text.get_text() for text in ax.texts]
-
-
-def test_ranks_are_labelled(ax):
-    pictures.draw_ranks(ax)
-    found = texts(ax)
-    for rank, shape in enumerate(["()", "(4,)", "(3, 4)", "(2, 3, 4)"]):
-        assert f"rank {rank}\nshape {shape}" in found
-    assert found.count("23") == 1
 
 
 @pytest.mark.parametrize(
@@ -46,8 +37,8 @@ def test_the_broadcast_figure_says_what_the_rule_says(ax, a, b):
     pictures.draw_broadcast(ax, a, b)
     found = texts(ax)
     try:
-        expected = f"a + b has shape {tuple(tensors.broadcast_shape(a, b))}"
-    except ValueError:
+        expected = f"a + b has shape {tuple(torch.broadcast_shapes(a, b))}"
+    except RuntimeError:
         assert "clash" in found and any("\nmust match" in text for text in found)
     else:
         assert "clash" not in found and expected in found
