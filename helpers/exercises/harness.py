@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 UNANSWERED = "not answered yet: replace the dots"
 
@@ -33,6 +34,7 @@ class Exercise:
         are not one themselves: a class to be built, a kernel to be launched.
     view: the result must share the storage of the first argument.
     gradient: gradients with respect to all floating-point arguments must agree, too.
+    forbid: names of PyTorch's functions that an answer must do without, such as ``cumsum``.
     scale: size of the terms that are added up; an absolute difference of RTOL × scale does not
         count. Where an exercise is about small numbers, `scale` must be as small as they are.
     """
@@ -42,6 +44,7 @@ class Exercise:
     through: Callable[[Any], Callable[..., Any]] | None = None
     view: bool = False
     gradient: bool = False
+    forbid: tuple[str, ...] = ()
     scale: float = 1.0
 
 
@@ -122,6 +125,8 @@ def _verdict(answer: Any, spec: Exercise, name: str) -> str:
     mine, theirs = answer, spec.reference
     if spec.through is not None:
         mine, theirs = spec.through(answer), spec.through(spec.reference)
+    if spec.forbid:
+        mine = _without(mine, spec.forbid)
 
     for number, arguments in enumerate(cases, 1):
         problem = _problem(mine, theirs, arguments, spec, seed + number)
@@ -130,6 +135,30 @@ def _verdict(answer: Any, spec: Exercise, name: str) -> str:
         if problem:
             return f"✗ case {number} of {len(cases)}, {_shown(arguments)}: {problem}"
     return f"✓ correct on {len(cases)} cases"
+
+
+class _Without(TorchFunctionMode):
+    """Raise as soon as one of the functions called `names` is used."""
+
+    def __init__(self, names: tuple[str, ...]):
+        super().__init__()
+        self.names = names
+
+    def __torch_function__(
+        self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        name = getattr(function, "__name__", "")
+        if name in self.names:
+            raise RuntimeError(f"this exercise is to be solved without {name}")
+        return function(*args, **({} if kwargs is None else kwargs))
+
+
+def _without(answer: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
+    def watched(*arguments: Any) -> Any:
+        with _Without(names):
+            return answer(*arguments)
+
+    return watched
 
 
 def _problem(
@@ -294,7 +323,7 @@ def _shown(arguments: tuple) -> str:
 
     def one(argument: Any) -> str:
         if not isinstance(argument, Tensor):
-            text = repr(argument)
+            text = getattr(argument, "__name__", repr(argument))  # a function by its name
         elif argument.numel() <= 6:
             text = f"tensor({argument.tolist()})"
         else:

@@ -271,3 +271,25 @@ def test_cases_keep_their_strides(capsys):
 def test_a_long_argument_is_described(capsys):
     compare(lambda x: x, lambda x: -x, [(torch.ones(3, 4),)])
     assert "case 1 of 1, f(float32[3, 4]): value" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda x: x.cumsum(0),
+        lambda x: torch.cumsum(x, dim=0),
+        lambda x: torch.Tensor.cumsum(x, 0),
+    ],
+)
+def test_some_functions_are_forbidden(answer):
+    spec = Exercise(reference=torch.clone, cases=lambda: [(X,)], forbid=("cumsum",))
+    out = harness._verdict(answer, spec, "answer")
+    assert "RuntimeError('this exercise is to be solved without cumsum')" in out
+    assert harness._verdict(lambda x: x * 1, spec, "answer").startswith("✓")
+    free = Exercise(reference=lambda x: x.cumsum(0), cases=lambda: [(X,)])
+    assert harness._verdict(answer, free, "answer").startswith("✓")
+
+
+def test_functions_among_the_arguments_are_shown_by_their_names():
+    spec = Exercise(reference=lambda f: 2, cases=lambda: [(test_verdicts,)])
+    assert "case 1 of 1, f(test_verdicts): value" in harness._verdict(lambda f: 1, spec, "answer")
