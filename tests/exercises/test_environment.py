@@ -9,7 +9,7 @@ from torch.utils.data import get_worker_info
 
 from helpers import environment
 from helpers.exercises import check
-from helpers.exercises.environment import start, walk
+from helpers.exercises.environment import EXERCISES, start, walk
 
 
 def verdict(capsys, name, answer):
@@ -329,6 +329,12 @@ def global_state(w, coin, dice):
 def test_wrong_resume(capsys, answer, words):
     out = verdict(capsys, "environment.resume", answer)
     assert out.startswith("✗ case ") and words in out
+
+
+def test_walking_the_first_part_again_is_an_error():
+    walked = EXERCISES["resume"].through((lambda seed, stop: (seed, stop), from_the_start))
+    with pytest.raises(RuntimeError, match="resume took 7 steps, expected 3"):
+        walked(seed=0, stop=4, steps=3)
 
 
 @pytest.mark.parametrize(

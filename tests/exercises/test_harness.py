@@ -286,6 +286,8 @@ def test_some_functions_are_forbidden(answer):
     out = harness._verdict(answer, spec, "answer")
     assert "RuntimeError('this exercise is to be solved without cumsum')" in out
     assert harness._verdict(lambda x: x * 1, spec, "answer").startswith("✓")
+    with pytest.raises(RuntimeError, match="this exercise is to be solved without cumsum"):
+        harness._without(answer, ("cumsum",))(X)
     free = Exercise(reference=lambda x: x.cumsum(0), cases=lambda: [(X,)])
     assert harness._verdict(answer, free, "answer").startswith("✓")
 
