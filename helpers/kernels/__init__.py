@@ -20,6 +20,10 @@ if not torch.cuda.is_available() and "TRITON_INTERPRET" not in os.environ:
             "torch.compile): restart, and import helpers.kernels or set TRITON_INTERPRET=1 first"
         )
     os.environ["TRITON_INTERPRET"] = "1"
-os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # a * b + c as one instruction, as nvcc does
+# a * b + c as one instruction, as nvcc does. Triton 3.9 warns where this is not set, because 3.10
+# turns it off by default: then the kernels would need more instructions, and round differently.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
-INTERPRETED: bool = os.environ.get("TRITON_INTERPRET") == "1"
+# What Triton takes for yes (`triton.knobs`, which cannot be asked before triton is imported).
+YES = ("1", "true", "on", "yes", "y")
+INTERPRETED: bool = os.environ.get("TRITON_INTERPRET", "").lower() in YES

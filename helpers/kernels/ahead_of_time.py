@@ -132,7 +132,7 @@ def call_operators(dtype: torch.dtype) -> None:
     softmax._softmax(torch.empty(2, 40_000, dtype=dtype))  # rows wider than a block
 
     for bias in (None, w):  # RMSNorm, LayerNorm
-        _, stats = norms._norm(x, w, bias, 1e-5)
+        _, stats = norms._norm(x, w, bias, 1e-5, bias is not None)
         norms._norm_backward(x, w, stats, x)
         wide = x.view(16, -1)  # wide rows: the sums by columns
         norms._norm_backward(wide, wide[0], stats[:, :16], wide)

@@ -20,7 +20,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from helpers.kernels.launch import accumulator, autotune, launch, operand, operator, require
+from helpers.kernels.launch import (
+    accumulator,
+    autocast,
+    autotune,
+    launch,
+    operand,
+    operator,
+    require,
+)
 
 # Z = batch x heads, T = queries, S = keys, D = head size; tiles of BT queries and BS keys
 
@@ -59,10 +67,10 @@ def _forward_kernel(
     k_ptr,  # in   [Z, S, D]
     v_ptr,  # in   [Z, S, D]
     o_ptr,  # out  [Z, T, D]
-    lse_ptr,  # out  [Z, T], to base 2
+    lse_ptr,  # out  [Z, T], to base 2; +inf where all scores are -inf: exp2(s - lse) is 0 then
     T,
     S,
-    scale: tl.constexpr,  # of the scores, to base 2
+    scale: tl.constexpr,  # of the scores, to base 2; a constant: see launch.py
     D: tl.constexpr,
     CAUSAL: tl.constexpr,
     IN: tl.constexpr,
@@ -88,15 +96,19 @@ def _forward_kernel(
                 seen = (s < S)[None, :] & ((t[:, None] >= s[None, :]) | (not CAUSAL))
                 scores = tl.where(seen, scores, -float("inf"))
             new = tl.maximum(top, tl.max(scores, 1))
-            p = tl.exp2(scores - new[:, None])  # [BT, BS]
-            old = tl.exp2(top - new)
+            shift = tl.where(new == -float("inf"), 0.0, new)  # all masked: -inf - -inf is NaN
+            p = tl.exp2(scores - shift[:, None])  # [BT, BS]
+            old = tl.exp2(top - shift)
             total = total * old + tl.sum(p, 1)
             v = _load(v_ptr + z * S * D, s, S, D, IN)
             o = tl.dot(p.to(IN), v, o * old[:, None], input_precision="ieee", out_dtype=ACC)
             top = new
     at = z * T * D + t[:, None] * D + tl.arange(0, D)[None, :]
-    tl.store(o_ptr + at, (o / total[:, None]).to(o_ptr.dtype.element_ty), (t < T)[:, None])
-    tl.store(lse_ptr + z * T + t, top + tl.log2(total), t < T)
+    masked_rows = total == 0  # eager gives 0 there, not 0 / 0
+    o /= tl.where(masked_rows, 1.0, total)[:, None]
+    tl.store(o_ptr + at, o.to(o_ptr.dtype.element_ty), (t < T)[:, None])
+    lse = tl.where(masked_rows, float("inf"), top + tl.log2(total))
+    tl.store(lse_ptr + z * T + t, lse, t < T)
 
 
 @triton.jit
@@ -239,8 +251,12 @@ def attention(
     """Return softmax(scale q k^T) v for q [B, H, T, D], k and v [B, H, S, D]; S == T if causal.
 
     scale: 1 / sqrt(D) unless given. D: 16, 32, 64 or 128. Inputs that are not contiguous are
-    copied. Raises ValueError when shapes, dtypes or devices do not fit.
+    copied. Under autocast the inputs are cast as eager casts them. A query whose scores are all
+    -inf gives 0, as in eager. NaN in a key or value that the causal mask hides reaches the queries
+    of the same tile alone (0 * NaN), in eager all. Raises ValueError when shapes, dtypes or
+    devices do not fit.
     """
+    q, k, v = autocast(q, k, v)
     require(q=q, k=k, v=v)
     fits = q.ndim == k.ndim == 4 and k.shape == v.shape and q.shape[:2] == k.shape[:2]
     if not fits or q.shape[3] != k.shape[3] or (causal and q.shape != k.shape) or not k.shape[2]:

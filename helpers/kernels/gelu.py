@@ -12,7 +12,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from helpers.kernels.launch import accumulator, as_rows, launch, operator, programs, require
+from helpers.kernels.launch import (
+    accumulator,
+    as_rows,
+    launch,
+    operator,
+    programs,
+    require_vectors,
+)
 
 # R = rows, D = columns, P = row chunks of the backward kernel; a program holds a tile [ROWS, BLOCK]
 
@@ -20,7 +27,7 @@ from helpers.kernels.launch import accumulator, as_rows, launch, operator, progr
 @triton.jit
 def _forward_kernel(
     x_ptr,  # in   [R, D], row stride x_stride
-    b_ptr,  # in   [D]
+    b_ptr,  # in   [D], or None
     y_ptr,  # out  [R, D]
     x_stride,
     R,
@@ -34,7 +41,8 @@ def _forward_kernel(
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = (row < R) & (col < D)
     z = tl.load(x_ptr + row * x_stride + col, inside, 0.0).to(ACC)
-    z += tl.load(b_ptr + col, col < D, 0.0).to(ACC)
+    if b_ptr is not None:
+        z += tl.load(b_ptr + col, col < D, 0.0).to(ACC)
     if TANH:  # 1.5957… is 2 sqrt(2/pi)
         y = z * tl.sigmoid(1.5957691216057308 * (z + 0.044715 * z * z * z))
     else:  # 0.7071… is sqrt(1/2)
@@ -45,7 +53,7 @@ def _forward_kernel(
 @triton.jit
 def _backward_kernel(
     x_ptr,  # in   [R, D], row stride x_stride
-    b_ptr,  # in   [D]
+    b_ptr,  # in   [D], or None
     dy_ptr,  # in   [R, D]
     dx_ptr,  # out  [R, D]
     db_ptr,  # out  [P, D], the sum over the rows of each chunk
@@ -58,7 +66,9 @@ def _backward_kernel(
     ACC: tl.constexpr,
 ):
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    b = tl.load(b_ptr + col, col < D, 0.0).to(ACC)
+    b = 0.0
+    if b_ptr is not None:
+        b = tl.load(b_ptr + col, col < D, 0.0).to(ACC)
     db = tl.zeros([ROWS, BLOCK], ACC)
     for start in range(tl.program_id(0) * ROWS, R, tl.num_programs(0) * ROWS):
         row = (start + tl.arange(0, ROWS)[:, None]).to(tl.int64)
@@ -86,7 +96,7 @@ def _tile(x: Tensor, tanh: bool) -> dict:
 
 
 @operator("gelu")
-def _gelu(x: Tensor, b: Tensor, tanh: bool) -> Tensor:
+def _gelu(x: Tensor, b: Tensor | None, tanh: bool) -> Tensor:
     (R, D), tile = x.shape, _tile(x, tanh)
     y = torch.empty((R, D), dtype=x.dtype, device=x.device)
     grid = (triton.cdiv(R, tile["ROWS"]), triton.cdiv(D, tile["BLOCK"]))
@@ -95,14 +105,15 @@ def _gelu(x: Tensor, b: Tensor, tanh: bool) -> Tensor:
 
 
 @operator("gelu_backward")
-def _gelu_backward(x: Tensor, b: Tensor, dy: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
+def _gelu_backward(x: Tensor, b: Tensor | None, dy: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
+    """Return dx [R, D] and db [D], in float32 (float64 for float64)."""
     (R, D), tile = x.shape, _tile(x, tanh)
     P = programs(triton.cdiv(R, tile["ROWS"]), x.device)
     dx = torch.empty_like(dy)
     db = torch.empty((P, D), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
     grid = (P, triton.cdiv(D, tile["BLOCK"]))
     launch(_backward_kernel, grid, x, b, dy, dx, db, x.stride(0), R, D, **tile)
-    return dx, db.sum(0).to(b.dtype)  # a sum in a fixed order: the same bits every time
+    return dx, db.sum(0)  # in a fixed order: the same bits every time
 
 
 def _save(ctx, inputs, output):
@@ -111,24 +122,23 @@ def _save(ctx, inputs, output):
 
 
 def _backward(ctx, dy):
-    return *_gelu_backward(*ctx.saved_tensors, dy.contiguous(), ctx.tanh), None
+    x, b = ctx.saved_tensors
+    dx, db = _gelu_backward(x, b, dy.contiguous(), ctx.tanh)
+    return dx, None if b is None else db.to(b.dtype), None
 
 
 _gelu.register_autograd(_backward, setup_context=_save)
 
 
-def gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
+def gelu(x: Tensor, bias: Tensor | None = None, approximate: str = "none") -> Tensor:
     """Return GELU(x + bias) for x [..., D] and bias [D]; as `F.gelu(x + bias, approximate=…)`.
 
-    approximate: "none" or "tanh". Raises ValueError for another word, or when dtypes, devices or
-    D do not agree.
+    approximate: "none" or "tanh". Computes in float32 (float64 for float64) and rounds once, to
+    the dtype of x; the bias may be float32 beside a half x. Raises ValueError for another word, or
+    when dtypes, devices or D do not agree.
     """
-    require(x=x, bias=bias)
-    x2 = as_rows(x)
-    if bias.shape != x2.shape[1:]:
-        raise ValueError(
-            f"bias: expected [D], D the last of {list(x.shape)}, got {list(bias.shape)}"
-        )
+    require_vectors(x, bias=bias)
     if approximate not in ("none", "tanh"):
         raise ValueError(f"approximate: expected 'none' or 'tanh', got {approximate!r}")
-    return _gelu(x2, bias.contiguous(), approximate == "tanh").view(x.shape)
+    bias = None if bias is None else bias.contiguous()
+    return _gelu(as_rows(x), bias, approximate == "tanh").view(x.shape)

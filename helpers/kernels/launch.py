@@ -12,6 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from helpers.kernels import INTERPRETED
 
+HALF = (torch.float16, torch.bfloat16)
+
 
 def operator(name: str) -> Callable:
     """Register a function that allocates outputs and launches kernels as operator `book::name`.
@@ -51,8 +53,13 @@ def launch(kernel: Any, grid: tuple | Callable, *args: Any, **constants: Any) ->
         _noted.append((kernel, args, constants))
     elif not INTERPRETED:
         torch.library.wrap_triton(kernel)[grid](*args, **constants)
-    elif not isinstance(args[0], FakeTensor):
+    elif has_data(args[0]):
         kernel[grid](*args, **constants)
+
+
+def has_data(tensor: Tensor) -> bool:
+    """Return False for the stand-ins that tell `torch.compile` and `opcheck` the shapes alone."""
+    return not isinstance(tensor, FakeTensor)
 
 
 def autotune(configs: list[triton.Config], key: list[str]) -> Callable:
@@ -60,20 +67,38 @@ def autotune(configs: list[triton.Config], key: list[str]) -> Callable:
     return triton.autotune(configs[:1] if INTERPRETED else configs, key=key)
 
 
+# Numbers such as p, eps and scale are `tl.constexpr`: compiled into the kernel, at the price of
+# one compilation for each value (a model has one or two). As arguments they would be float32 in
+# eager mode but float64 inside torch.compile, and a float64 would promote all it meets, silently.
 def accumulator(dtype: torch.dtype) -> tl.dtype:
     """Return what a kernel computes in: float64 for float64, else float32."""
     return tl.float64 if dtype is torch.float64 else tl.float32
 
 
-def operand(dtype: torch.dtype) -> tl.dtype:
-    """Return the dtype of the inputs of `tl.dot`: their own, for the tensor cores.
+# The interpreter multiplies bfloat16 wrongly (NumPy has none), so there they become float32.
+OPERANDS = {
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.float32 if INTERPRETED else tl.bfloat16,
+    torch.float32: tl.float32,
+    torch.float64: tl.float64,
+}
 
-    The interpreter multiplies bfloat16 wrongly (NumPy has none), so there they become float32.
+
+def operand(dtype: torch.dtype) -> tl.dtype:
+    """Return the dtype of the inputs of `tl.dot`: their own, for the tensor cores."""
+    return OPERANDS[dtype]
+
+
+def autocast(*tensors: Tensor) -> list[Tensor]:
+    """Cast to autocast's dtype inside `torch.autocast`, as it does for PyTorch's own products.
+
+    float64 is left alone, as there.
     """
-    if INTERPRETED and dtype is not torch.float64:
-        return tl.float32
-    names = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float64: tl.float64}
-    return names.get(dtype, tl.float32)
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return list(tensors)
+    to = torch.get_autocast_dtype(kind)
+    return [t.to(to) if t.dtype in (*HALF, torch.float32) else t for t in tensors]
 
 
 def row_tile(columns: int, most: int) -> dict[str, int]:
@@ -97,25 +122,41 @@ def programs(tiles: int, device: torch.device) -> int:
 def require(**tensors: Tensor) -> None:
     """Raise ValueError unless all are floating point, of one dtype, and on one device."""
     (name, first), *others = tensors.items()
-    if not first.is_floating_point():
-        raise ValueError(f"{name}: expected a floating-point dtype, got {first.dtype}")
+    if first.dtype not in OPERANDS:
+        raise ValueError(
+            f"{name}: expected float16, bfloat16, float32 or float64, got {first.dtype}"
+        )
     if not INTERPRETED and not first.is_cuda:
         raise ValueError(f"{name}: expected a CUDA tensor, got one on {first.device}")
     for other, tensor in others:
         if (tensor.dtype, tensor.device) != (first.dtype, first.device):
             raise ValueError(
                 f"{other} must match {name}: expected {first.dtype} on {first.device}, "
-                f"got {tensor.dtype} on {tensor.device}"
+                f"got {tensor.dtype} on {tensor.device}; convert one of them, or use torch.autocast"
             )
 
 
-def require_vectors(x: Tensor, most: int, **vectors: Tensor) -> None:
-    """Raise ValueError unless each vector is [D], D the last dimension of x, 1 <= D <= most."""
+def require_vectors(x: Tensor, most: int | None = None, **vectors: Tensor | None) -> None:
+    """Raise ValueError unless each vector is None or [D], D the last of x, 1 <= D <= most.
+
+    It has the dtype of x, or is float32 beside x in half precision, as weights under autocast are.
+    """
+    require(x=x)
+    if most is not None and x.ndim and not 0 < x.shape[-1] <= most:
+        raise ValueError(f"x: expected [..., D] with D from 1 to {most}, got {list(x.shape)}")
     for name, vector in vectors.items():
-        if vector.shape != x.shape[-1:] or not 0 < len(vector) <= most:
+        if vector is None:
+            continue
+        if vector.shape != x.shape[-1:]:
             raise ValueError(
-                f"{name}: expected [D] with D the last of x, {list(x.shape)}, "
-                f"and 1 to {most}; got {list(vector.shape)}"
+                f"{name}: expected [D] with D the last of x, {list(x.shape)}; "
+                f"got {list(vector.shape)}"
+            )
+        wide = x.dtype in HALF and vector.dtype is torch.float32
+        if vector.device != x.device or not (wide or vector.dtype is x.dtype):
+            raise ValueError(
+                f"{name}: expected {x.dtype}, or float32 beside half precision, on {x.device}; "
+                f"got {vector.dtype} on {vector.device}"
             )
 
 

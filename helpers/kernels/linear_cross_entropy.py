@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from helpers.kernels.launch import accumulator, launch, operator, require
+from helpers.kernels import INTERPRETED
+from helpers.kernels.launch import accumulator, autocast, has_data, launch, operator, require
 
 # N = rows (tokens), D = columns of x, V = vocabulary; a program handles one row of logits
 CHUNKS = 8  # logits in memory: one eighth; more chunks would round dw more often than eager does
@@ -25,7 +26,7 @@ def _kernel(
     target_ptr,  # in   [N], int64
     loss_ptr,  # out  [N], 0 where ignored, NaN where the target is not a word
     V,
-    ignore: tl.constexpr,
+    ignore: tl.constexpr,  # a constant: see launch.py
     GRAD: tl.constexpr,
     BLOCK: tl.constexpr,
     ACC: tl.constexpr,
@@ -39,16 +40,16 @@ def _kernel(
     hit = tl.zeros([BLOCK], ACC)
     for start in range(0, V, BLOCK):
         x = tl.load(logits_ptr + start + col, start + col < V, -float("inf")).to(ACC)
-        # One of the two exponentials would be exp(0); the bound keeps -inf - -inf from being NaN.
-        less = tl.exp(tl.minimum(tops, x) - tl.maximum(tl.maximum(tops, x), -1e30))
+        # Of the two exponentials one is exp(0). -inf - -inf would be NaN, so it is kept away.
+        less = tl.exp(-tl.abs(x - tl.where(tops == -float("inf"), 0.0, tops)))
         totals = tl.where(x > tops, totals * less + 1, totals + less)
         tops = tl.maximum(tops, x)
         hit += tl.where(start + col == target, x, 0.0)
     top = tl.max(tops, 0)
     total = tl.sum(totals * tl.exp(tops - top), 0)
     keep = target != ignore
+    total = tl.where((target >= 0) & (target < V), total, float("nan"))  # so that all becomes NaN
     loss = top + tl.log(total) - tl.sum(hit, 0)
-    loss = tl.where((target >= 0) & (target < V), loss, float("nan"))
     tl.store(loss_ptr + row, tl.where(keep, loss, 0.0))
     if GRAD:
         for start in range(0, V, BLOCK):
@@ -58,11 +59,22 @@ def _kernel(
             tl.store(logits_ptr + start + col, dx, start + col < V)
 
 
+def _require_words(target: Tensor, V: int, ignore: int) -> None:
+    """Raise IndexError as eager does. Not on a GPU: to look there is to wait for it."""
+    wrong = target[(target != ignore) & ((target < 0) | (target >= V))]
+    if len(wrong):
+        raise IndexError(
+            f"target: expected words 0 to {V - 1}, or {ignore} to be ignored, got {wrong[0].item()}"
+        )
+
+
 @operator("linear_cross_entropy")
 def _linear_cross_entropy(
     x: Tensor, w: Tensor, target: Tensor, ignore: int, grad_x: bool, grad_w: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     N, V, wide = len(x), len(w), torch.promote_types(x.dtype, torch.float32)
+    if INTERPRETED and has_data(target):
+        _require_words(target, V, ignore)
     loss = torch.zeros(N, dtype=wide, device=x.device)
     dx = torch.empty_like(x if grad_x else x[:0])
     dw = torch.zeros_like(w if grad_w else w[:0])
@@ -106,10 +118,12 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Return the mean of `F.cross_entropy(x @ weight.T, target)` over targets not ignored.
 
-    x [N, D], weight [V, D], target [N] int64 -> scalar in float32 (float64 for float64). A target
-    outside the vocabulary gives NaN. Differentiable once. Raises ValueError when shapes, dtypes or
-    devices do not fit.
+    x [N, D], weight [V, D], target [N] int64 -> scalar in float32 (float64 for float64). Under
+    autocast, x and weight are cast as eager casts them. Differentiable once. Raises ValueError when
+    shapes, dtypes or devices do not fit, IndexError for a target outside the vocabulary; on a GPU,
+    which nobody waits for, that target's loss and gradients are NaN instead.
     """
+    x, weight = autocast(x, weight)
     require(x=x, weight=weight)
     if x.ndim != 2 or weight.shape[1:] != x.shape[1:] or not len(weight):
         raise ValueError(

@@ -13,7 +13,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from helpers.kernels.launch import accumulator, autotune, launch, operand, operator, require
+from helpers.kernels.launch import (
+    accumulator,
+    autocast,
+    autotune,
+    launch,
+    operand,
+    operator,
+    require,
+)
 
 # C [M, N] = A [M, K] @ B [K, N]; a program computes a tile [BM, BN] in slices of BK
 
@@ -107,9 +115,10 @@ _matmul.register_autograd(_backward, setup_context=_save)
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """Return a [M, K] @ b [K, N] of any strides, summed in float32; as `torch.matmul`.
 
-    float32 inputs are multiplied as float32, not as TF32. Raises ValueError when dtypes, devices
-    or shapes do not fit.
+    float32 inputs are multiplied as float32, not as TF32; under autocast they are cast as eager
+    casts them. Raises ValueError when dtypes, devices or shapes do not fit.
     """
+    a, b = autocast(a, b)
     require(a=a, b=b)
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
         raise ValueError(f"expected [M, K] and [K, N], got {list(a.shape)} and {list(b.shape)}")

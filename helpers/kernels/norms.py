@@ -23,7 +23,6 @@ from helpers.kernels.launch import (
     launch,
     operator,
     programs,
-    require,
     require_vectors,
     row_tile,
 )
@@ -36,14 +35,14 @@ WIDE = 8192  # columns up to which the sums fit there as well
 @triton.jit
 def _forward_kernel(
     x_ptr,  # in   [R, D], row stride x_stride
-    w_ptr,  # in   [D]
-    b_ptr,  # in   [D], None unless CENTER
+    w_ptr,  # in   [D], or None: ones
+    b_ptr,  # in   [D], or None: zeros
     y_ptr,  # out  [R, D]
-    stats_ptr,  # out  [1 + CENTER, R]: r, mean; in ACC whatever x is: backward needs the precision
+    stats_ptr,  # out  [3 or 1, R]: r, mean, the rest of the mean; in ACC: backward needs it exact
     x_stride,
     R,
     D,
-    eps: tl.constexpr,
+    eps: tl.constexpr,  # a constant: see launch.py
     CENTER: tl.constexpr,  # LayerNorm; else RMSNorm
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -53,17 +52,33 @@ def _forward_kernel(
     col = tl.arange(0, BLOCK)[None, :]
     inside = (row < R) & (col < D)
     x = tl.load(x_ptr + row * x_stride + col, inside, 0.0).to(ACC)
-    w = tl.load(w_ptr + col, col < D, 0.0).to(ACC)
     if CENTER:
+        # A mean of 1e6 is rounded to 1/16, as much as the deviations from it may be. So the mean of
+        # what is left is subtracted, too. (E[x^2] - mean^2 would lose all digits.)
         mean = tl.sum(x, 1, keep_dims=True) / D
-        x = tl.where(col < D, x - mean, 0.0)  # a second pass: E[x^2] - mean^2 would cancel
+        x = tl.where(col < D, x - mean, 0.0)
+        rest = tl.sum(x, 1, keep_dims=True) / D
+        x = tl.where(col < D, x - rest, 0.0)
         tl.store(stats_ptr + R + row, mean, row < R)
+        tl.store(stats_ptr + 2 * R + row, rest, row < R)
     r = 1.0 / tl.sqrt(tl.sum(x * x, 1, keep_dims=True) / D + eps)
-    y = x * r * w
-    if CENTER:
+    y = x * r
+    if w_ptr is not None:
+        y *= tl.load(w_ptr + col, col < D, 0.0).to(ACC)
+    if b_ptr is not None:
         y += tl.load(b_ptr + col, col < D, 0.0).to(ACC)
     tl.store(y_ptr + row * D + col, y.to(y_ptr.dtype.element_ty), inside)
     tl.store(stats_ptr + row, r, row < R)
+
+
+@triton.jit
+def _normalized(x, stats_ptr, row, inside, R, CENTER: tl.constexpr):
+    """Return x_hat again, from the saved statistics, and r; x_hat is 0 outside."""
+    r = tl.load(stats_ptr + row, row < R, 0.0)
+    if CENTER:
+        x -= tl.load(stats_ptr + R + row, row < R, 0.0)
+        x -= tl.load(stats_ptr + 2 * R + row, row < R, 0.0)
+    return tl.where(inside, x * r, 0.0), r
 
 
 @triton.jit
@@ -77,8 +92,8 @@ def _store_sums(sums_ptr, dw, db, program, col, D, CENTER: tl.constexpr):
 @triton.jit
 def _backward_kernel(
     x_ptr,  # in   [R, D], row stride x_stride
-    w_ptr,  # in   [D]
-    stats_ptr,  # in   [1 + CENTER, R]: r, mean
+    w_ptr,  # in   [D], or None
+    stats_ptr,  # in   [3 or 1, R]: r, mean, the rest of the mean
     dy_ptr,  # in   [R, D]
     dx_ptr,  # out  [R, D]
     sums_ptr,  # out  [P, 1 + CENTER, D] if SUMS: dw, db, each over the rows of one program
@@ -92,7 +107,9 @@ def _backward_kernel(
     ACC: tl.constexpr,
 ):
     col = tl.arange(0, BLOCK)[None, :]
-    w = tl.load(w_ptr + col, col < D, 0.0).to(ACC)
+    w = 1.0
+    if w_ptr is not None:
+        w = tl.load(w_ptr + col, col < D, 0.0).to(ACC)
     dw = tl.zeros([ROWS, BLOCK], ACC)
     db = tl.zeros([ROWS, BLOCK], ACC)
     for start in range(tl.program_id(0) * ROWS, R, tl.num_programs(0) * ROWS):
@@ -100,10 +117,7 @@ def _backward_kernel(
         inside = (row < R) & (col < D)
         x = tl.load(x_ptr + row * x_stride + col, inside, 0.0).to(ACC)
         dy = tl.load(dy_ptr + row * D + col, inside, 0.0).to(ACC)
-        r = tl.load(stats_ptr + row, row < R, 0.0)
-        if CENTER:
-            x = tl.where(inside, x - tl.load(stats_ptr + R + row, row < R, 0.0), 0.0)
-        x_hat = x * r
+        x_hat, r = _normalized(x, stats_ptr, row, inside, R, CENTER)
         g = dy * w
         dx = g - x_hat * (tl.sum(g * x_hat, 1, keep_dims=True) / D)
         if CENTER:
@@ -118,7 +132,7 @@ def _backward_kernel(
 @triton.jit
 def _backward_sums_kernel(
     x_ptr,  # in   [R, D], row stride x_stride
-    stats_ptr,  # in   [1 + CENTER, R]: r, mean
+    stats_ptr,  # in   [3 or 1, R]: r, mean, the rest of the mean
     dy_ptr,  # in   [R, D]
     sums_ptr,  # out  [P, 1 + CENTER, D]: dw, db, each over the rows of one program
     x_stride,
@@ -137,19 +151,21 @@ def _backward_sums_kernel(
         inside = (row < R) & (col < D)
         x = tl.load(x_ptr + row * x_stride + col, inside, 0.0).to(ACC)
         dy = tl.load(dy_ptr + row * D + col, inside, 0.0).to(ACC)
+        x_hat, _ = _normalized(x, stats_ptr, row, inside, R, CENTER)
+        dw += dy * x_hat
         if CENTER:
-            x -= tl.load(stats_ptr + R + row, row < R, 0.0)
             db += dy
-        dw += dy * x * tl.load(stats_ptr + row, row < R, 0.0)
     _store_sums(sums_ptr, dw, db, tl.program_id(1), col, D, CENTER)
 
 
 @operator("norm")
-def _norm(x: Tensor, w: Tensor, b: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    (R, D), tile, center = x.shape, row_tile(x.shape[1], MAX_COLUMNS), b is not None
+def _norm(
+    x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, center: bool = False
+) -> tuple[Tensor, Tensor]:
+    (R, D), tile = x.shape, row_tile(x.shape[1], MAX_COLUMNS)
     y = torch.empty((R, D), dtype=x.dtype, device=x.device)
     wide = torch.promote_types(x.dtype, torch.float32)
-    stats = torch.empty((1 + center, R), dtype=wide, device=x.device)
+    stats = torch.empty((3 if center else 1, R), dtype=wide, device=x.device)
     args = (x, w, b, y, stats, x.stride(0), R, D)
     constants = {"eps": eps, "CENTER": center, "ACC": accumulator(x.dtype), **tile}
     launch(_forward_kernel, (triton.cdiv(R, tile["ROWS"]),), *args, **constants)
@@ -157,52 +173,63 @@ def _norm(x: Tensor, w: Tensor, b: Tensor | None, eps: float) -> tuple[Tensor, T
 
 
 @operator("norm_backward")
-def _norm_backward(x: Tensor, w: Tensor, stats: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+def _norm_backward(x: Tensor, w: Tensor | None, stats: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+    """Return dx [R, D] and the sums over the rows: [dw] for RMSNorm, [dw, db] for LayerNorm."""
     (R, D), tile = x.shape, row_tile(x.shape[1], MAX_COLUMNS)
-    tiles, wide = triton.cdiv(R, tile["ROWS"]), D > WIDE
+    tiles, wide, center = triton.cdiv(R, tile["ROWS"]), D > WIDE, len(stats) == 3
     P = programs(triton.cdiv(R, 32) if wide else tiles, x.device)
-    sums = torch.empty((P, len(stats), D), dtype=stats.dtype, device=x.device)
-    dx, shared = torch.empty_like(dy), {"CENTER": len(stats) == 2, "ACC": accumulator(x.dtype)}
+    sums = torch.empty((P, 1 + center, D), dtype=stats.dtype, device=x.device)
+    dx = torch.empty_like(dy)
+    shared = {"CENTER": center, "ACC": accumulator(x.dtype)}
+
     args = (x, w, stats, dy, dx, sums, x.stride(0), R, D)
     launch(_backward_kernel, (tiles if wide else P,), *args, SUMS=not wide, **shared, **tile)
     if wide:
         args, tile = (x, stats, dy, sums, x.stride(0), R, D), {"ROWS": 32, "BLOCK": 128}
-        launch(
-            _backward_sums_kernel, (triton.cdiv(D, 128), P), *args, **shared, **tile, num_warps=8
-        )
-    return dx, sums.sum(0).to(w.dtype)  # a sum in a fixed order: the same bits every time
+        grid = (triton.cdiv(D, 128), P)
+        launch(_backward_sums_kernel, grid, *args, **shared, **tile, num_warps=8)
+    return dx, sums.sum(0)  # in a fixed order: the same bits every time
+
+
+def _save(ctx, inputs, output):
+    x, w, b, *_ = inputs
+    ctx.save_for_backward(x, w, output[1])
+    ctx.bias_dtype = None if b is None else b.dtype
 
 
 def _backward(ctx, dy, _dstats):
-    dx, (dw, *db) = _norm_backward(*ctx.saved_tensors, dy.contiguous())
-    return dx, dw, db[0] if db else None, None
+    x, w, stats = ctx.saved_tensors
+    dx, sums = _norm_backward(x, w, stats, dy.contiguous())
+    dw = None if w is None else sums[0].to(w.dtype)
+    db = None if ctx.bias_dtype is None else sums[1].to(ctx.bias_dtype)
+    return dx, dw, db, None, None
 
 
-_norm.register_autograd(
-    _backward,
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[:2], output[1]),
-)
+_norm.register_autograd(_backward, setup_context=_save)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
     """Normalize the last dimension of x [..., D] and scale by weight [D]; as `F.rms_norm`.
 
-    Computes in float32 (float64 for float64) and rounds once; D <= 65,536. Raises ValueError when
-    dtypes, devices or D do not agree.
+    Computes in float32 (float64 for float64) and rounds once, to the dtype of x; the weight may be
+    float32 beside a half x. D <= 65,536. Raises ValueError when dtypes, devices or D do not agree.
     """
-    require(x=x, weight=weight)
     require_vectors(x, MAX_COLUMNS, weight=weight)
-    return _norm(as_rows(x), weight.contiguous(), None, eps)[0].view(x.shape)
+    weight = None if weight is None else weight.contiguous()
+    return _norm(as_rows(x), weight, None, eps)[0].view(x.shape)
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+def layer_norm(
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
     """Normalize x [..., D] over D, scale by weight [D], add bias [D]; as `F.layer_norm`.
 
     Otherwise as `rms_norm`.
     """
-    require(x=x, weight=weight, bias=bias)
     require_vectors(x, MAX_COLUMNS, weight=weight, bias=bias)
-    return _norm(as_rows(x), weight.contiguous(), bias.contiguous(), eps)[0].view(x.shape)
+    weight = None if weight is None else weight.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    return _norm(as_rows(x), weight, bias, eps, True)[0].view(x.shape)
 
 
 class RMSNorm(nn.Module):
@@ -210,7 +237,8 @@ class RMSNorm(nn.Module):
 
     def __init__(self, dim: int, eps: float = 1e-6):
         super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(dim)), eps
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)

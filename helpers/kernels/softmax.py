@@ -46,7 +46,8 @@ def _forward_kernel(
         for start in range(0, D, BLOCK):
             x = tl.load(x_ptr + start + col, start + col < D, -float("inf")).to(ACC)
             new = tl.maximum(top, tl.max(x, 1, keep_dims=True))
-            total = total * tl.exp(top - new) + tl.sum(tl.exp(x - new), 1, keep_dims=True)
+            shift = tl.where(new == -float("inf"), 0.0, new)  # masked so far: -inf - -inf is NaN
+            total = total * tl.exp(top - shift) + tl.sum(tl.exp(x - shift), 1, keep_dims=True)
             top = new
         for start in range(0, D, BLOCK):
             x = tl.load(x_ptr + start + col, start + col < D, -float("inf")).to(ACC)
@@ -122,7 +123,8 @@ _softmax.register_autograd(
 def softmax(x: Tensor) -> Tensor:
     """Return softmax over the last dimension of x [..., D], any D; as `F.softmax(x, -1)`.
 
-    Computes in float32 (float64 for float64) and rounds once. Raises ValueError for integers.
+    Computes in float32 (float64 for float64) and rounds once. -inf, as a mask puts it, gives 0; a
+    row of nothing but -inf gives NaN, as in eager. Raises ValueError for integers and float8.
     """
     require(x=x)
     return _softmax(as_rows(x)).view(x.shape)

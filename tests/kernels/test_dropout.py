@@ -1,10 +1,12 @@
 import math
+from functools import partial
 
 import pytest
 import torch
 
 from helpers.kernels.dropout import _dropout, dropout
-from tests.kernels.numerics import DTYPES, composes, gradcheck, randn
+from tests.kernels import arithmetic
+from tests.kernels.numerics import DTYPES, assert_rounds_well, composes, gradcheck, randn
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -29,6 +31,34 @@ def test_a_seed_gives_one_mask_and_two_seeds_give_independent_masks(device):
 def test_the_mask_depends_on_the_position_alone(device):
     x = torch.ones(5000, device=device)
     assert torch.equal(dropout(x, 0.5, seed=3)[:1500], dropout(x[:1500], 0.5, seed=3))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.7])
+def test_rounding(device, p, dtype):
+    keep = dropout(torch.ones(3, 1025, device=device), p, seed=4) != 0
+    assert_rounds_well(
+        lambda x: dropout(x, p, seed=4),
+        lambda x: x * keep.to(x.device) / (1 - p),
+        partial(arithmetic.dropout, keep=keep.cpu(), p=p),
+        [randn(3, 1025, device=device, dtype=dtype)],
+    )
+
+
+def test_all_dropped(device):
+    x = randn(3, 5, device=device)
+    y = dropout(x, 1.0, seed=0)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(y, torch.nn.functional.dropout(x, 1.0)) and gradient.eq(0).all()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # NumPy: inf * 0
+def test_nan_and_infinity_are_not_dropped(device):
+    """As in eager: a product with 0 is NaN."""
+    x = torch.tensor([math.nan, math.inf], device=device).repeat_interleave(50)
+    y = dropout(x, 0.5, seed=1)
+    assert y[:50].isnan().all() and 10 < y[50:].isnan().sum() < 40
+    assert y[50:][~y[50:].isnan()].eq(math.inf).all()
 
 
 def test_no_dropout_changes_nothing(device):
@@ -56,7 +86,7 @@ def test_composes(device):
 
 def test_errors(device):
     x = torch.ones(3, device=device)
-    with pytest.raises(ValueError, match="p: expected 0 <= p < 1, got 1"):
-        dropout(x, 1.0, 0)
+    with pytest.raises(ValueError, match="p: expected 0 <= p <= 1, got 1.5"):
+        dropout(x, 1.5, 0)
     with pytest.raises(ValueError, match="seed: expected 0 <= seed < 2..31, got -1"):
         dropout(x, 0.5, -1)

@@ -2,19 +2,20 @@ import pytest
 import torch
 
 from helpers.kernels.vector_add import _vector_add, vector_add
-from tests.kernels.numerics import DTYPES, assert_within_budget, composes, gradcheck, randn
+from tests.kernels import arithmetic
+from tests.kernels.numerics import DTYPES, assert_rounds_well, composes, gradcheck, randn
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1,), (1023,), (1024,), (3, 1025), (0,), ()])
-def test_error_budget(device, shape, dtype):
+def test_rounding(device, shape, dtype):
     x, y = (randn(*shape, device=device, dtype=dtype) for _ in range(2))
-    assert_within_budget(vector_add, torch.add, [x, y])
+    assert_rounds_well(vector_add, torch.add, arithmetic.vector_add, [x, y])
 
 
 def test_not_contiguous(device):
     x, y = randn(6, 10, device=device), randn(10, 6, device=device)
-    assert_within_budget(vector_add, torch.add, [x.T, y])
+    assert_rounds_well(vector_add, torch.add, arithmetic.vector_add, [x.T, y])
 
 
 def test_gradient_and_the_two_gradients_are_two_tensors(device):
