@@ -3,6 +3,8 @@
 import importlib.util
 import os
 import random
+import sys
+import tempfile
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -12,6 +14,24 @@ import torch
 
 if not torch.cuda.is_available():  # before any test imports triton, see helpers/kernels/__init__.py
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def own_caches() -> None:
+    """Give compilers caches that no other instruction set shares, where HOME need not be writable.
+
+    Inductor would take code for AVX-512 from its cache under ATEN_CPU_CAPABILITY=avx2. Set before
+    anything compiles; processes that a test starts inherit it.
+    """
+    key = f"{torch.__version__}-python{sys.version_info.major}.{sys.version_info.minor}"
+    key += (
+        f"-{torch.backends.cpu.get_cpu_capability()}-{os.environ.get('ONEDNN_MAX_CPU_ISA', 'any')}"
+    )
+    folder = Path(tempfile.gettempdir(), f"pytorch-book-tests-{os.getuid()}", key)
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR"):
+        os.environ.setdefault(name, str(folder / name.lower()))
+
+
+own_caches()
 
 
 @pytest.fixture(autouse=True)

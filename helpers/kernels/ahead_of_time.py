@@ -9,6 +9,7 @@ writes the PTX and the machine code of every kernel of this chapter for compute 
 and 9.0. It needs a process of its own: an interpreted kernel cannot be compiled.
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -179,4 +180,6 @@ def write(folder: Path, archs: list[int], dtype: torch.dtype = torch.bfloat16) -
 if __name__ == "__main__":
     if INTERPRETED:
         sys.exit("expected TRITON_INTERPRET=0: an interpreted kernel cannot be compiled")
+    if not os.access(Path.home(), os.W_OK):
+        os.environ.setdefault("TRITON_CACHE_DIR", tempfile.mkdtemp(prefix="triton_cache_"))
     write(Path(sys.argv[1]), [int(arch) for arch in sys.argv[2:]])

@@ -5,9 +5,10 @@ Registered as PyTorch's own are: https://docs.pytorch.org/tutorials/advanced/cpp
 
 import os
 import sysconfig
+import tempfile
 from collections.abc import Callable
 from functools import cache
-from unittest import mock
+from pathlib import Path
 
 from torch import library, ops
 from torch.utils import cpp_extension
@@ -54,15 +55,34 @@ def load() -> Callable:
 
     On the CPU, float32 or float64. It raises ValueError when shapes or dtypes do not fit.
     """
-    path = sysconfig.get_path("scripts") + os.pathsep + os.environ["PATH"]  # where pip puts ninja
-    with mock.patch.dict(os.environ, PATH=path):
-        how = {"is_python_module": False, "no_implicit_headers": True}
-        cpp_extension.load_inline("book_cpp", [SOURCE], **how)
+    old = os.environ["PATH"]
+    os.environ["PATH"] = sysconfig.get_path("scripts") + os.pathsep + old  # where pip puts ninja
+    try:
+        cpp_extension.load_inline(
+            "book_cpp",
+            [SOURCE],
+            is_python_module=False,
+            no_implicit_headers=True,
+            build_directory=_fallback_folder(),
+        )
+    finally:
+        os.environ["PATH"] = old
     for name in ("bias_gelu", "bias_gelu_backward"):
         library.register_fake(f"book_cpp::{name}", lambda x, *_: x.new_empty(x.shape))
     keep = {"setup_context": lambda ctx, inputs, output: ctx.save_for_backward(*inputs)}
     library.register_autograd("book_cpp::bias_gelu", _backward, **keep)
     return ops.book_cpp.bias_gelu
+
+
+def _fallback_folder() -> str | None:
+    """Return None, PyTorch's own choice, or a temporary folder where that cannot be written."""
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR", cpp_extension.get_default_build_root()))
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root):
+            return None
+    except OSError:
+        return tempfile.mkdtemp(prefix="torch_extensions_")
 
 
 def _backward(ctx, dy):

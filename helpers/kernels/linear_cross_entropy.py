@@ -17,6 +17,7 @@ from helpers.kernels import INTERPRETED
 from helpers.kernels.launch import accumulator, autocast, has_data, launch, operator, require
 
 # N = rows (tokens), D = columns of x, V = vocabulary; a program handles one row of logits
+MAX_BLOCK = 4096
 CHUNKS = 8  # logits in memory: one eighth; more chunks would round dw more often than eager does
 
 
@@ -78,7 +79,7 @@ def _linear_cross_entropy(
     loss = torch.zeros(N, dtype=wide, device=x.device)
     dx = torch.empty_like(x if grad_x else x[:0])
     dw = torch.zeros_like(w if grad_w else w[:0])
-    block = min(triton.next_power_of_2(V), 4096)
+    block = min(triton.next_power_of_2(V), MAX_BLOCK)
     constants = {"ignore": ignore, "GRAD": grad_x or grad_w, "BLOCK": block}
     size = max(triton.cdiv(N, CHUNKS), 1)
     for start in range(0, N, size):

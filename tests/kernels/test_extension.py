@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -63,6 +66,21 @@ def test_errors(bias_gelu):
         bias_gelu(x, torch.zeros(4).double())
     with pytest.raises(NotImplementedError, match="bias_gelu.*Half"):
         bias_gelu(x.half(), torch.zeros(4).half())
+
+
+def test_a_home_that_cannot_be_written(tmp_path):
+    """A file in the place of the folder stops even root."""
+    (tmp_path / "home").write_text("")
+    code = (
+        "import torch; from helpers.kernels import extension;"
+        "print(extension.load()(torch.zeros(1, 1), torch.zeros(1)).item())"
+    )
+    left_out = ("TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME")
+    env = {name: value for name, value in os.environ.items() if name not in left_out}
+    env |= {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.stdout == "0.0\n", done.stderr
+    assert list(tmp_path.glob("torch_extensions_*/*.so"))
 
 
 def test_compiled_once(bias_gelu):
