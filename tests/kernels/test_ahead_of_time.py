@@ -1,5 +1,6 @@
 """Every kernel compiles for three architectures on a machine without a GPU."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -7,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import triton
 
-from helpers.kernels import ahead_of_time
+from helpers.kernels import ahead_of_time, vector_add
 
 ROOT = Path(__file__).parents[2]
 KERNELS = {
@@ -90,6 +92,18 @@ ahead_of_time.write(Path(sys.argv[1]), [80, 90])
         f"vector_add.sm_{arch}.{kind}" for arch in (80, 90) for kind in ("ptx", "cubin")
     }
     assert ".target sm_90" in (tmp_path / "vector_add.sm_90.ptx").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a CUDA device to be absent")
+def test_too_much_shared_memory_is_refused(monkeypatch):
+    """An interpreted kernel has the source in it that can be compiled."""
+    x = torch.empty(4096)
+    (launch,) = ahead_of_time.launches(lambda: vector_add._vector_add(x, x))
+    launch = dataclasses.replace(launch, kernel=triton.JITFunction(launch.kernel.fn))
+    assert ahead_of_time.build(launch, 90).asm["cubin"]
+    monkeypatch.setitem(ahead_of_time.SHARED_LIMIT, 90, -1)
+    with pytest.raises(ValueError, match="expected at most -1 B of shared memory on sm_90, got 0"):
+        ahead_of_time.build(launch, 90)
 
 
 def test_the_program_refuses_interpreted_kernels():
