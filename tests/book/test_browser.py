@@ -547,7 +547,7 @@ PAPER = {"theme": "light", "title": "block", "cut": 0, "clipped": 0, "whole": 0,
 PAPER |= {"faint": 0, "sliders": 0, "values": 0}
 
 
-@pytest.mark.parametrize("path", KINDS)
+@pytest.mark.parametrize("path", [*KINDS, "book/records.html"])
 def test_paper_shows_everything_in_light_colors(read, path):
     sheet = {"width": 680, "height": 1000}  # A4 without margins, in CSS pixels
     page = read(viewport=sheet, color_scheme="dark").open(f"zh/{path}")

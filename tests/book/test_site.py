@@ -402,6 +402,24 @@ optional-dependencies = {sample = ["missing-one>=1"], another = ["missing-two>=1
     assert not (target / "torch").exists()
 
 
+# -- the table of hooks -------------------------------------------------------------------------
+
+
+def test_the_table_of_hooks_is_complete():
+    """README.md lists every `app.connect` of the extension, with its priority."""
+    site = ROOT / "book" / "site"
+    table = (site / "README.md").read_text(encoding="utf-8")
+    connect = re.compile(r'app\.connect\("([\w-]+)", (\w+)(?:, priority=(\d+))?\)')
+    hooks = [
+        f"| {event} | {priority or 500} | `{path.stem}.{function}` |"
+        for path in sorted((site / "bilingual").glob("*.py"))
+        for event, function, priority in connect.findall(path.read_text(encoding="utf-8"))
+    ]
+    assert len(hooks) >= 13
+    assert [hook for hook in hooks if hook not in table] == []
+    assert len(re.findall(r"^\| [a-z]+-[a-z-]+ \|", table, re.M)) == len(hooks)
+
+
 # -- pages from data ----------------------------------------------------------------------------
 
 CLAIM = {
