@@ -2,6 +2,7 @@
 
 import base64
 import copy
+import io
 import json
 import os
 import re
@@ -15,11 +16,13 @@ from types import SimpleNamespace
 from urllib.parse import unquote, urldefrag, urlparse
 
 import nbformat
+import numpy as np
 import pytest
 from bilingual import (
     assets,
     figures,
     icons,
+    images,
     language,
     notebooks,
     pages,
@@ -29,6 +32,7 @@ from bilingual import (
 )
 from bilingual.repository import Repository
 from nbclient import NotebookClient
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 LANGUAGES = ("zh", "en")
@@ -107,6 +111,21 @@ def test_a_caption_belongs_to_the_image_alone():
         '<figure class="align-center"><img alt="Two bars" src="data:image/png;base64,AAAA">'
         "<figcaption>Bars of <code>x</code></figcaption></figure>"
     )
+
+
+def test_a_plot_keeps_every_pixel():
+    noise = np.random.default_rng(0).integers(0, 256, (40, 30, 4), dtype=np.uint8)
+    png = io.BytesIO()
+    Image.fromarray(noise).save(png, "PNG")
+    packed = Image.open(io.BytesIO(images.webp(png.getvalue())))
+    assert packed.format == "WEBP"
+    assert (np.asarray(packed) == noise).all()
+
+    address = base64.b64encode(png.getvalue()).decode()
+    html = images.inline(f'<img src="data:image/png;base64,{address}">')
+    kind, written = re.fullmatch('<img src="data:(.*);base64,(.*)">', html).groups()
+    assert kind == "image/webp"
+    assert (np.asarray(Image.open(io.BytesIO(base64.b64decode(written)))) == noise).all()
 
 
 def test_frames_are_written_as_text():
@@ -642,6 +661,8 @@ def test_nothing_superfluous_is_published(site):
     assert not list(site.glob("*/_sources"))
     assert not list(site.rglob("*.mo"))
     assert not list(site.rglob("*.map"))
+    assert not list(site.glob("*/_images/*.png"))
+    assert len(list(site.glob("*/_images/*.webp"))) >= 20
     text = (site / "zh" / "notebooks" / "02_tensors.html").read_text("utf-8")
     assert "unpkg" not in text and "THEBE_JS_URL" not in text
 

@@ -6,6 +6,7 @@ from . import (
     anchors,
     assets,
     icons,
+    images,
     language,
     notebooks,
     pages,
@@ -15,9 +16,20 @@ from . import (
     switch,
 )
 
-PARTS = (strings, language, anchors, search, switch, repository, notebooks, pages, icons, assets)
-
-VERSION = "2"
+VERSION = "3"
+PARTS = (
+    strings,
+    language,
+    anchors,
+    search,
+    switch,
+    repository,
+    notebooks,
+    pages,
+    icons,
+    images,
+    assets,
+)
 
 
 def setup(app) -> dict:

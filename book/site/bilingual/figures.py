@@ -9,6 +9,8 @@ from urllib.parse import quote
 
 from markdown_it import MarkdownIt
 
+from . import images
+
 INLINE = MarkdownIt("commonmark")
 IMG = re.compile(r"<img\b[^>]*>")
 SVG = re.compile(r"data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)")
@@ -65,8 +67,8 @@ def lighten(cell: dict) -> None:
     """
     for output in cell.get("outputs", []):
         data = output.get("data", {})
-        if is_explore(data):
-            data["text/html"] = SVG.sub(as_text, "".join(data["text/html"]))
+        if "text/html" in data:
+            data["text/html"] = images.inline(SVG.sub(as_text, "".join(data["text/html"])))
 
 
 def as_text(match: re.Match) -> str:

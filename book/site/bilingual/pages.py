@@ -14,6 +14,8 @@ from sphinx.util.docutils import SphinxDirective
 
 from .language import CLAIM, filter_notebook, of, pick, read_notebook
 
+VERDICTS = ("holds", "holds-if", "false", "not-recorded", "no-result")
+
 
 @dataclass(frozen=True)
 class Part:
@@ -54,13 +56,14 @@ def table(columns: list[str], rows: list[list[str]], kind: str) -> list[str]:
 
 def verdict_words() -> dict[str, str]:
     """A verdict in the page's language."""
-    return {
-        "holds": _("holds"),
-        "holds-if": _("holds if …"),
-        "false": _("does not hold"),
-        "not-recorded": _("not recorded yet"),
-        "no-result": _("no result yet"),
-    }
+    words = (
+        _("holds"),
+        _("holds if …"),
+        _("does not hold"),
+        _("not recorded yet"),
+        _("no result yet"),
+    )
+    return dict(zip(VERDICTS, words, strict=True))
 
 
 def claim_row(name: str, entry: dict, found: list[dict], tag: str) -> list[str]:
