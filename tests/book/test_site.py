@@ -267,6 +267,19 @@ def test_myst_syntax_becomes_plain_markdown():
     assert plain == ("## 视图\n\n见 下一节、另一节、张量 与 [he2015delving, lecun1998gradient]。")
 
 
+@pytest.mark.parametrize("tag", ["zh", "en"])
+def test_a_notebook_brings_its_diagrams_along(tag):
+    chapter = language.read_notebook(ROOT / "notebooks" / "01_environment.ipynb")
+    notebook = notebooks.single_language(chapter, tag, None, {}, "environment")
+    text = "\n".join("".join(cell["source"]) for cell in notebook["cells"])
+    (data,) = re.findall(r"!\[[^]]+\]\(data:image/svg\+xml;base64,([^)]+)\)", text)
+    assert (
+        base64.b64decode(data)
+        == (ROOT / "book/figures" / tag / "environment-chain.svg").read_bytes()
+    )
+    assert "book/figures" not in text
+
+
 def test_a_single_language_notebook_is_clean(sample):
     notebook = notebooks.single_language(sample, "en", GITHUB, {}, "sample")
     text = json.dumps(notebook, ensure_ascii=False)

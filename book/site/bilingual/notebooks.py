@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from pathlib import Path
@@ -15,6 +16,8 @@ ROLE_WITH_TEXT = re.compile(r"\{\w+(?::\w+)?\}`([^`<]+?)\s*<[^`>]+>`")
 CITE = re.compile(r"\{cite(?::\w+)?\}`([^`]+)`")
 ROLE = re.compile(r"\{\w+(?::\w+)?\}`([^`]+)`")
 TOOL_TAGS = {"zh", "en", "nbval-ignore-output"}
+FIGURE = re.compile(r"(!\[[^\]]*\])\(\.\./(book/figures/[\w/.-]+\.svg)\)")
+ROOT = Path(__file__).resolve().parents[3]
 BOOTSTRAP = Path(__file__).parent.parent / "bootstrap.py"
 
 
@@ -24,6 +27,16 @@ def plain_markdown(text: str, titles: dict[str, str]) -> str:
     text = ROLE_WITH_TEXT.sub(r"\1", text)
     text = CITE.sub(lambda match: f"[{match[1].replace(',', ', ')}]", text)
     return ROLE.sub(lambda match: titles.get(match[1].split("/")[-1], match[1]), text)
+
+
+def with_figures(text: str) -> str:
+    """Put the book's diagrams into the text itself: a notebook alone has no files beside it."""
+
+    def inlined(match: re.Match) -> str:
+        data = base64.b64encode((ROOT / match[2]).read_bytes()).decode()
+        return f"{match[1]}(data:image/svg+xml;base64,{data})"
+
+    return FIGURE.sub(inlined, text)
 
 
 def fold_source(cell: dict, title: str) -> None:
@@ -75,7 +88,7 @@ def single_language(
         if "tags" in metadata:
             metadata["tags"] = [word for word in metadata["tags"] if word not in TOOL_TAGS]
         if cell["cell_type"] == "markdown":
-            text = plain_markdown("".join(cell["source"]), titles)
+            text = with_figures(plain_markdown("".join(cell["source"]), titles))
             cell["source"] = text.splitlines(keepends=True)
     url = repository.url if repository else ""
     notebook["cells"].insert(0, bootstrap_cell(url, chapter, tag))
