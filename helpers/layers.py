@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# N batch, C channels, H W image, K kernel, G groups; B batch, T queries, S keys, E width, A heads.
+# Images: N batch, C channels, H W image, K kernel, G groups.
+# Attention: B batch, T queries, S keys, E width, H heads, D = E/H numbers in a head.
 
 
 def conv_size(size: int, kernel: int, stride: int = 1, padding: int = 0, dilation: int = 1) -> int:
@@ -48,16 +49,19 @@ class Conv2d(nn.Module):
         super().__init__()
         if inputs % groups or outputs % groups:
             raise ValueError(f"{inputs} and {outputs} channels: not divisible by {groups} groups")
+        self.kernel, self.groups = kernel, groups
         self.geometry = {"stride": stride, "padding": padding, "dilation": dilation}
-        self.kernel, self.groups, fan_in = kernel, groups, inputs // groups * kernel**2
+        fan_in = inputs // groups * kernel**2
         self.weight = _uniform(outputs, inputs // groups, kernel, kernel, fan_in=fan_in)
         self.bias = _uniform(outputs, fan_in=fan_in)
 
     def forward(self, x: Tensor) -> Tensor:
-        channels, groups = self.weight.shape[1] * self.groups, self.groups
+        groups = self.groups
+        channels = self.weight.shape[1] * groups
         if x.ndim != 4 or x.shape[1] != channels:
             raise ValueError(f"expected images [N, {channels}, H, W], got {list(x.shape)}")
         size = [conv_size(n, self.kernel, **self.geometry) for n in x.shape[2:]]
+
         windows = F.unfold(x, self.kernel, **self.geometry)  # [N, C K K, H' W']
         windows = windows.unflatten(1, (groups, -1))  # [N, G, C/G K K, H' W']
         weight = self.weight.flatten(1).unflatten(0, (groups, -1))  # [G, outputs/G, C/G K K]
@@ -86,12 +90,14 @@ class BatchNorm(nn.Module):
         mean, var = self.running_mean, self.running_var
         if self.training:
             mean, var = self._moments(x)
-        shape = (-1, *[1] * (x.ndim - 2))  # beside dimension 1
+        shape = [-1] + [1] * (x.ndim - 2)  # [C, 1, …]: broadcasts along dimension 1
         x = (x - mean.view(shape)) / (var.view(shape) + self.eps).sqrt()
         return x * self.weight.view(shape) + self.bias.view(shape)
 
     def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        values, n = x.transpose(0, 1).flatten(1), x.numel() // x.shape[1]  # [C, n]
+        """Return mean and biased variance of each channel, and move the running ones."""
+        values = x.transpose(0, 1).flatten(1)  # [C, n]
+        n = values.shape[1]
         if n == 1:
             raise ValueError(f"training needs more than one value a channel, got {list(x.shape)}")
         mean = values.mean(1)
@@ -108,20 +114,25 @@ class LayerNorm(nn.Module):
 
     def __init__(self, shape: int | Sequence[int], eps: float = 1e-5):
         super().__init__()
-        self.shape, self.eps = (shape,) if isinstance(shape, int) else tuple(shape), eps
+        self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        self.eps = eps
         self.weight = nn.Parameter(torch.ones(self.shape))
         self.bias = nn.Parameter(torch.zeros(self.shape))
 
     def forward(self, x: Tensor) -> Tensor:
         if tuple(x.shape[-len(self.shape) :]) != self.shape:
             raise ValueError(f"expected the last dimensions {self.shape}, got {list(x.shape)}")
-        over = [-1 - d for d in range(len(self.shape))]
+        over = [-1 - d for d in range(len(self.shape))]  # the last dimensions
         x = x - x.mean(over, keepdim=True)
-        return x / (x.square().mean(over, keepdim=True) + self.eps).sqrt() * self.weight + self.bias
+        var = x.square().mean(over, keepdim=True)
+        return x / (var + self.eps).sqrt() * self.weight + self.bias
 
 
 class MultiheadAttention(nn.Module):
-    """softmax(Q Kᵀ / √(E/A)) V in each of A heads; https://arxiv.org/abs/1706.03762"""
+    """softmax(Q Kᵀ / √D) V in each head; https://arxiv.org/abs/1706.03762
+
+    width: embed_dim in PyTorch, n_embd in nanoGPT. heads: num_heads, n_head.
+    """
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -136,17 +147,24 @@ class MultiheadAttention(nn.Module):
 
     def forward(self, query: Tensor, memory: Tensor | None = None, causal: bool = False) -> Tensor:
         """[B, T, E] -> [B, T, E]; keys and values from `memory` [B, S, E], else from `query`."""
-        sources = (query, *[query if memory is None else memory] * 2)
+        if memory is None:
+            memory = query
         weights, biases = self.in_proj_weight.chunk(3), self.in_proj_bias.chunk(3)
-        q, k, v = (
-            (x @ w.T + b).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, A, T or S, E/A]
-            for x, w, b in zip(sources, weights, biases, strict=True)
-        )
-        scores = q @ k.mT / math.sqrt(q.shape[-1])  # [B, A, T, S]
+        q = self._split(query @ weights[0].T + biases[0])  # [B, H, T, D]
+        k = self._split(memory @ weights[1].T + biases[1])  # [B, H, S, D]
+        v = self._split(memory @ weights[2].T + biases[2])
+
+        scores = q @ k.mT / math.sqrt(q.shape[-1])  # [B, H, T, S]
         if causal:
             future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
             scores = scores.masked_fill(future, -math.inf)
-        return self.out_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+        y = scores.softmax(-1) @ v  # [B, H, T, D]
+        return self.out_proj(y.transpose(1, 2).flatten(2))  # heads side by side: [B, T, E]
+
+    def _split(self, x: Tensor) -> Tensor:
+        """[B, T, E] -> [B, H, T, D]."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 def _uniform(*shape: int, fan_in: int) -> nn.Parameter:

@@ -57,7 +57,12 @@ def _conv(fan_in: int, fan_out: int, kernel: int = 3, stride: int = 1) -> nn.Seq
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
-    """The sizes of a `GPT`. context: the longest sequence; width: numbers for each token."""
+    """The sizes of a `GPT`; in brackets, what nanoGPT calls them.
+
+    vocabulary [vocab_size]: how many different tokens. context [block_size]: the longest sequence.
+    layers [n_layer]: blocks. heads [n_head]: of attention. width [n_embd]: numbers for each token.
+    Raises ValueError for a size below 1, and for a width that heads cannot share equally.
+    """
 
     vocabulary: int
     context: int
@@ -75,21 +80,26 @@ class GPTConfig:
 
 
 class Block(nn.Module):
-    """Pre-norm: x + attention(norm(x)), then x + mlp(norm(x)); [B, T, C] -> [B, T, C]."""
+    """Pre-norm: x + attention(norm(x)), then x + mlp(norm(x)); [B, T, C] -> [B, T, C].
+
+    B sequences, T tokens, C = width, H heads, D = C/H numbers in a head.
+    """
 
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.config, width = config, config.width
+        self.config = config
+        width = config.width
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.qkv = nn.Linear(width, 3 * width)  # queries, keys and values in one product
+        self.projection = nn.Linear(width, width)
         self.mlp = nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, self.config.heads, -1))  # [B, T, 3, A, D]
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [B, A, T, D]
+        qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, self.config.heads, -1))  # [B, T, 3, H, D]
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [B, H, T, D]
         p = self.config.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
         x = x + self.dropout(self.projection(y.transpose(1, 2).flatten(2)))  # heads side by side
@@ -104,7 +114,8 @@ class GPT(nn.Module):
 
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.config, width = config, config.width
+        self.config = config
+        width = config.width
         self.tokens = nn.Embedding(config.vocabulary, width)
         self.positions = nn.Embedding(config.context, width)
         self.dropout = nn.Dropout(config.dropout)
@@ -112,13 +123,19 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, config.vocabulary, bias=False)
         self.head.weight = self.tokens.weight  # tied: one matrix reads and writes tokens
+        self._initialize()
+
+    def _initialize(self) -> None:
+        """GPT-2's: normal with 0.02, smaller where a block adds to the residual stream."""
         for name, p in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(p)
             elif "norm" not in name:
+                std = 0.02
                 # two sums a layer enter the residual stream: shrink each, their total stays
-                last = name.endswith(("projection.weight", "mlp.2.weight"))
-                nn.init.normal_(p, std=0.02 / math.sqrt(2 * config.layers) if last else 0.02)
+                if name.endswith(("projection.weight", "mlp.2.weight")):
+                    std /= math.sqrt(2 * self.config.layers)
+                nn.init.normal_(p, std=std)
 
     def forward(self, tokens: Tensor) -> Tensor:
         if tokens.ndim != 2 or tokens.shape[1] > self.config.context:

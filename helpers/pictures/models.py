@@ -6,38 +6,29 @@ from collections.abc import Sequence
 import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
-from torch import Tensor, nn
+from torch import nn
 
 from helpers.layers import conv_size
+from helpers.pictures.draw import BLUE, GREEN, ORANGE, PALE, frame
 
-BLUE, PALE, ORANGE, PEACH, GREEN, GRAY = "#0072B2 #D3E5F2 #D55E00 #F8DCC4 #009E73 #666666".split()
 
-
-def draw_model(ax: Axes, model: nn.Sequential, example: Tensor) -> None:
-    """Draw one row for each part of `model`: its name, output shape, parameters, activations."""
-    x, rows = example, []
-    with torch.no_grad():
-        for name, part in model.named_children():
-            x = part(x)
-            words = " ".join(type(m).__name__ for m in part.modules() if not [*m.children()])
-            count = sum(p.numel() for p in part.parameters())
-            rows.append((f"{name}  {words}", " × ".join(map(str, x.shape[1:])), count, x.numel()))
-    for column, (left, color, title) in enumerate(
-        [(7.9, BLUE, "parameters"), (11.2, ORANGE, "numbers returned")]
-    ):
-        largest = max(row[2 + column] for row in rows)
+def draw_parts(ax: Axes, parts: Sequence[tuple[str, Sequence[int], int, int]]) -> None:
+    """Draw one row for each part of a model: label, output shape, parameters, activations."""
+    columns = [(7.9, BLUE, "parameters"), (11.2, ORANGE, "numbers returned")]
+    for column, (left, color, title) in enumerate(columns):
+        counts = [part[2 + column] for part in parts]
         ax.text(left, 0.9, title, color=color)
-        for y, row in enumerate(rows):
-            count = row[2 + column]
-            ax.barh(-y, 1.8 * count / largest, 0.72, left, color=color)
-            ax.text(left + 1.8 * count / largest + 0.1, -y, f"{count:,}", va="center", size=9)
-    for y, (label, shape, *_) in enumerate(rows):
-        ax.text(0, -y, label, va="center")
-        ax.text(7.6, -y, shape, va="center", ha="right")
+        for row, count in enumerate(counts):
+            length = 1.8 * count / max(counts)
+            ax.barh(-row, length, 0.72, left, color=color)
+            ax.text(left + length + 0.1, -row, f"{count:,}", va="center", size=9)
+
     ax.text(0, 0.9, "part")
     ax.text(7.6, 0.9, "output", ha="right")
-    ax.axis("off")
-    ax.set(xlim=(0, 14.6), ylim=(0.6 - len(rows), 1.5))
+    for row, (label, shape, *_) in enumerate(parts):
+        ax.text(0, -row, label, va="center")
+        ax.text(7.6, -row, " × ".join(str(n) for n in shape), va="center", ha="right")
+    frame(ax, (0, 14.6), (0.6 - len(parts), 1.5), equal=False)
 
 
 def draw_conv(ax: Axes, kernel: int, stride: int, padding: int, size: int = 7) -> None:
@@ -69,26 +60,31 @@ def draw_conv(ax: Axes, kernel: int, stride: int, padding: int, size: int = 7) -
     line = f"⌊({size} + 2·{padding} − {kernel}) / {stride}⌋ + 1 = "
     ax.text(0, 12.2, f"{line}{conv_size(size, kernel, stride, padding)}", size=12)
     ax.text(left, 12.2, f"rows and columns not read: {len(unread)}" if unread else "", size=9)
-    ax.axis("off")
-    ax.set(xlim=(-0.2, 24.2), ylim=(12.6, -1.3), aspect="equal")
+    frame(ax, (-0.2, 24.2), (12.6, -1.3))
 
 
 def draw_signal(ax: Axes, forward: Sequence[float], backward: Sequence[float]) -> None:
     """Draw powers of ten: the mean square of activations and of gradients over the layers."""
-    powers = [[math.log10(v) if v > 0 else -math.inf for v in vs] for vs in (forward, backward)]
-    for values, color, name in [
-        (powers[0], BLUE, "activations →"),
-        (powers[1], ORANGE, "← gradients"),
-    ]:
-        shown = [min(max(v, -12.3), 12.3) for v in values]
+    there, back = ([_power_of_ten(v) for v in values] for values in (forward, backward))
+    for powers, color, name in [(there, BLUE, "activations →"), (back, ORANGE, "← gradients")]:
+        shown = [min(max(power, -12.3), 12.3) for power in powers]
         ax.plot(shown, color=color, lw=2, label=name)
     ax.axhspan(-1, 1, color=GREEN, alpha=0.15, lw=0)
-    ends = (f"1e{round(v):+d}" if math.isfinite(v) else "0" for v in (powers[0][-1], powers[1][0]))
-    ax.set_title("last activations {}, first gradients {}".format(*ends), size=10)
+
+    last, first = _as_power(there[-1]), _as_power(back[0])
+    ax.set_title(f"last activations {last}, first gradients {first}", size=10)
     ticks = [-12, -6, 0, 6, 12]
-    ax.set_yticks(ticks, [f"1e{tick:+d}" for tick in ticks])
+    ax.set_yticks(ticks, [_as_power(tick) for tick in ticks])
     ax.set(xlabel="layer", ylabel="mean square", ylim=(-13, 13), xticks=range(0, len(forward), 5))
     ax.legend(frameon=False, loc="upper left", fontsize=8)
+
+
+def _power_of_ten(value: float) -> float:
+    return math.log10(value) if value > 0 else -math.inf
+
+
+def _as_power(power: float) -> str:
+    return f"1e{round(power):+d}" if math.isfinite(power) else "0"
 
 
 def _rectangle(ax: Axes, corner: tuple, width: float, height: float, face: str, **style) -> None:
@@ -97,14 +93,11 @@ def _rectangle(ax: Axes, corner: tuple, width: float, height: float, face: str, 
 
 
 def _grid(ax: Axes, corner: tuple[float, float], n: int) -> None:
-    (x, y), path = corner, []
-    for k in range(n + 1):  # one path for all lines: half the bytes of a frame
-        path += [
-            (x + k, y),
-            (x + k, y + n),
-            (math.nan, 0),
-            (x, y + k),
-            (x + n, y + k),
-            (math.nan, 0),
-        ]
-    ax.plot(*zip(*path, strict=True), color="#999999", lw=0.5)
+    """Draw the lines of n x n cells, as one path: half the bytes of a frame."""
+    x, y = corner
+    lines = []
+    for k in range(n + 1):
+        lines += [(x + k, y), (x + k, y + n), (math.nan, 0)]  # nan: lift the pen
+        lines += [(x, y + k), (x + n, y + k), (math.nan, 0)]
+    xs, ys = zip(*lines, strict=True)
+    ax.plot(xs, ys, color="#999999", lw=0.5)
