@@ -32,13 +32,11 @@ from helpers.page import records
 DTYPES = (torch.bfloat16, torch.float32)
 HALF = (torch.bfloat16, torch.float16)  # where float32, exact, would take seconds a call
 SPEED = ("ours", "eager", "compile", "liger", "cudnn")
-UNITS = {
-    **{"kernel": "name", "pass": "name", "dtype": "name", "shape": "elements"},
-    **dict.fromkeys(SPEED, "ms"),
-    **{f"{name}_host": "ms" for name in SPEED},
-    **{f"{name}_peak": "B" for name in SPEED},
-    **{"bytes": "B", "flop": "count"},
-}
+UNITS = {"kernel": "name", "pass": "name", "dtype": "name", "shape": "elements"}
+UNITS |= {name: "ms" for name in SPEED}
+UNITS |= {f"{name}_host": "ms" for name in SPEED}
+UNITS |= {f"{name}_peak": "B" for name in SPEED}
+UNITS |= {"bytes": "B", "flop": "count"}
 GAINS = {"matmul": "4096x4096x4096", "gelu": "8192x8192"}  # sizes that the chapter speaks of
 ROWS = [(4096, 256), (4096, 1024), (4096, 5000), (8192, 8192), (4096, 32768)]
 LENGTHS = [2**16, 2**20, 2**24, 2**26, 2**28]
@@ -53,135 +51,224 @@ SEQUENCES += [(1, 32, 16_384, 128), (4, 32, 4096, 64)]
 class Case:
     """An operation at given shapes: who computes it, and the least that must be moved and done.
 
-    peers: other libraries, by name, for a dtype.
-    passes: "forward" or "backward" -> (elements read and written at least, FLOPs).
+    inputs: (*shape, dtype=…, device=…) -> tensors. peers: other libraries' functions, by name.
+    passes: (*shape) -> "forward" or "backward" or "both" -> (elements read and written, FLOPs).
     """
 
     kernel: str
     inputs: Callable[..., list[Tensor]]
     ours: Callable
     eager: Callable
-    peers: Callable[[torch.dtype], dict[str, Callable]]
     shapes: list[tuple[int, ...]]
     passes: Callable[..., dict[str, tuple[int, int]]]
+    peers: dict[str, Callable]
     dtypes: tuple[torch.dtype, ...] | None = None  # None: DTYPES
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # by the backend that PyTorch chooses
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+def cases(liger: dict[str, Callable]) -> list[Case]:
+    """Return all operations at the sizes of a GPU; `liger`: the peers, {} where there are none."""
+    return [
+        Case(
+            kernel="vector_add",
+            inputs=two_vectors,
+            ours=vector_add,
+            eager=torch.add,
+            shapes=[(n,) for n in LENGTHS],
+            passes=three_vectors_moved,
+            peers={},
+        ),
+        Case(
+            kernel="softmax",
+            inputs=only_rows,
+            ours=softmax,
+            eager=partial(torch.softmax, dim=-1),
+            shapes=ROWS,
+            passes=rows_moved,
+            peers=_peer(liger, "softmax"),
+        ),
+        Case(
+            kernel="rms_norm",
+            inputs=rows_and_a_vector,
+            ours=rms_norm,
+            eager=eager_rms_norm,
+            shapes=ROWS,
+            passes=rows_moved,
+            peers=_peer(liger, "rms_norm"),
+        ),
+        Case(
+            kernel="layer_norm",
+            inputs=rows_and_two_vectors,
+            ours=layer_norm,
+            eager=eager_layer_norm,
+            shapes=ROWS,
+            passes=rows_moved,
+            peers=_peer(liger, "layer_norm"),
+        ),
+        Case(
+            kernel="gelu",
+            inputs=rows_and_a_vector,
+            ours=gelu,
+            eager=eager_gelu,
+            shapes=ROWS,
+            passes=rows_moved,
+            peers={},
+        ),
+        Case(
+            kernel="dropout",
+            inputs=one_vector,
+            ours=partial(dropout, p=0.1, seed=0),
+            eager=partial(F.dropout, p=0.1),
+            shapes=[(n,) for n in LENGTHS],
+            passes=one_vector_moved,
+            peers={},
+        ),
+        Case(
+            kernel="matmul",
+            inputs=two_matrices,
+            ours=matmul,
+            eager=torch.matmul,
+            shapes=SQUARES,
+            passes=product_computed,
+            peers={},
+        ),
+        Case(
+            kernel="linear_cross_entropy",
+            inputs=tokens,
+            ours=linear_cross_entropy,
+            eager=eager_loss,
+            shapes=TOKENS,
+            passes=loss_computed,
+            peers=_peer(liger, "linear_cross_entropy"),
+            dtypes=HALF,
+        ),
+        Case(
+            kernel="attention",
+            inputs=heads,
+            ours=partial(attention, causal=True),
+            eager=eager_attention,
+            shapes=SEQUENCES,
+            passes=attention_computed,
+            peers={"cudnn": cudnn_attention} if liger else {},
+            dtypes=HALF,
+        ),
+    ]
 
 
-def _cudnn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # timed whatever PyTorch chooses
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        return _sdpa(q, k, v)
+def _peer(liger: dict[str, Callable], name: str) -> dict[str, Callable]:
+    return {"liger": liger[name]} if name in liger else {}
 
 
-def _logits_loss(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy((x @ w.T).float(), target)
-
-
-def _liger() -> dict[str, Callable]:
+def liger_functions() -> dict[str, Callable]:
     """Import the peers. Raises ModuleNotFoundError without liger-kernel: a record needs them."""
     from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
     from liger_kernel.ops.layer_norm import LigerLayerNormFunction
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
     from liger_kernel.ops.softmax import LigerSoftmaxFunction
 
+    def liger_rms_norm(x: Tensor, w: Tensor) -> Tensor:
+        # out of place: in place it would overwrite the gradient that the next run needs
+        return LigerRMSNormFunction.apply(x, w, 1e-6, 0.0, "llama", False)
+
+    def liger_layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return LigerLayerNormFunction.apply(x, w, b, 1e-5)
+
+    def liger_loss(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
+        return LigerFusedLinearCrossEntropyFunction.apply(x, w, target)[0]
+
     return {
         "softmax": LigerSoftmaxFunction.apply,
-        # out of place: in place it would overwrite the gradient that the next run needs
-        "rms_norm": lambda x, w: LigerRMSNormFunction.apply(x, w, 1e-6, 0.0, "llama", False),
-        "layer_norm": lambda x, w, b: LigerLayerNormFunction.apply(x, w, b, 1e-5),
-        "linear_cross_entropy": lambda x, w, t: LigerFusedLinearCrossEntropyFunction.apply(x, w, t)[
-            0
-        ],
+        "rms_norm": liger_rms_norm,
+        "layer_norm": liger_layer_norm,
+        "linear_cross_entropy": liger_loss,
     }
 
 
-def _peers(liger: dict[str, Callable], name: str, dtype: torch.dtype) -> dict[str, Callable]:
-    if name == "attention":
-        return {"cudnn": _cudnn} if liger and dtype in HALF else {}
-    return {"liger": liger[name]} if name in liger else {}
+def eager_rms_norm(x: Tensor, w: Tensor) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], w, 1e-6)
 
 
-def cases(liger: dict[str, Callable]) -> list[Case]:
-    """Return all operations at the sizes of a GPU."""
+def eager_layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], w, b)
 
-    def make(name: str, inputs, ours, eager, shapes, passes, *dtypes) -> Case:
-        peers = partial(_peers, liger, name)
-        return Case(name, inputs, ours, eager, peers, shapes, passes, *dtypes)
 
-    def rows(forward: int, backward: int):
-        return lambda r, d: {"forward": (forward * r * d, 0), "backward": (backward * r * d, 0)}
+def eager_gelu(x: Tensor, b: Tensor) -> Tensor:
+    return F.gelu(x + b)
 
-    def randn(*shape: int, **where: Any) -> Tensor:
-        return torch.randn(shape, **where)
 
-    def row_inputs(vectors: int):
-        return lambda r, d, **k: [randn(r, d, **k), *(randn(d, **k) for _ in range(vectors))]
+def eager_loss(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy((x @ w.T).float(), target)
 
-    def tokens(n: int, d: int, v: int, **k: Any) -> list[Tensor]:
-        return [
-            randn(n, d, **k),
-            randn(v, d, **k) / d**0.5,
-            torch.randint(v, (n,), device=k["device"]),
-        ]
 
-    def product(m: int, n: int, k: int) -> dict[str, tuple[int, int]]:
-        return {"forward": (m * k + k * n + m * n, 2 * m * n * k)}
+def eager_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """By the backend that PyTorch chooses."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    def causal(b: int, h: int, t: int, d: int) -> dict[str, tuple[int, int]]:
-        flop, size = 2 * b * h * t * t * d, b * h * t * d  # half of 4 b h t^2 d: the causal half
-        return {"forward": (4 * size, flop), "backward": (8 * size, 5 * flop // 2)}
 
-    norm_rms = lambda x, w: F.rms_norm(x, x.shape[-1:], w, 1e-6)  # noqa: E731
-    norm_layer = lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b)  # noqa: E731
-    loss = lambda n, d, v: {"both": (2 * (n * d + v * d), 6 * n * d * v)}  # noqa: E731
-    one = lambda n: {"forward": (3 * n, 0)}  # noqa: E731
-    two = lambda n: {"forward": (2 * n, 0), "backward": (2 * n, 0)}  # noqa: E731
-    single = [(n,) for n in LENGTHS]
-    vectors = lambda n, **k: [randn(n, **k), randn(n, **k)]  # noqa: E731
-    return [
-        make("vector_add", vectors, vector_add, torch.add, single, one),
-        make("softmax", row_inputs(0), softmax, partial(torch.softmax, dim=-1), ROWS, rows(2, 3)),
-        make("rms_norm", row_inputs(1), rms_norm, norm_rms, ROWS, rows(2, 3)),
-        make("layer_norm", row_inputs(2), layer_norm, norm_layer, ROWS, rows(2, 3)),
-        make("gelu", row_inputs(1), gelu, lambda x, b: F.gelu(x + b), ROWS, rows(2, 3)),
-        make(
-            "dropout",
-            lambda n, **k: [randn(n, **k)],
-            lambda x: dropout(x, 0.1, 0),
-            lambda x: F.dropout(x, 0.1),
-            single,
-            two,
-        ),
-        make(
-            "matmul",
-            lambda m, n, k, **w: [randn(m, k, **w), randn(k, n, **w)],
-            matmul,
-            torch.matmul,
-            SQUARES,
-            product,
-        ),
-        make(
-            "linear_cross_entropy",
-            tokens,
-            linear_cross_entropy,
-            _logits_loss,
-            TOKENS,
-            loss,
-            HALF,
-        ),
-        make(
-            "attention",
-            lambda *s, **k: [randn(*s, **k) for _ in range(3)],
-            partial(attention, causal=True),
-            _sdpa,
-            SEQUENCES,
-            causal,
-            HALF,
-        ),
-    ]
+def cudnn_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Timed whatever PyTorch chooses."""
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return eager_attention(q, k, v)
+
+
+def one_vector(n: int, **where: Any) -> list[Tensor]:
+    return [torch.randn(n, **where)]
+
+
+def two_vectors(n: int, **where: Any) -> list[Tensor]:
+    return [torch.randn(n, **where), torch.randn(n, **where)]
+
+
+def only_rows(r: int, d: int, **where: Any) -> list[Tensor]:
+    return [torch.randn(r, d, **where)]
+
+
+def rows_and_a_vector(r: int, d: int, **where: Any) -> list[Tensor]:
+    return [torch.randn(r, d, **where), torch.randn(d, **where)]
+
+
+def rows_and_two_vectors(r: int, d: int, **where: Any) -> list[Tensor]:
+    return [*rows_and_a_vector(r, d, **where), torch.randn(d, **where)]
+
+
+def two_matrices(m: int, n: int, k: int, **where: Any) -> list[Tensor]:
+    return [torch.randn(m, k, **where), torch.randn(k, n, **where)]
+
+
+def tokens(n: int, d: int, v: int, **where: Any) -> list[Tensor]:
+    x, w = torch.randn(n, d, **where), torch.randn(v, d, **where) / d**0.5
+    return [x, w, torch.randint(v, (n,), device=where["device"])]
+
+
+def heads(b: int, h: int, t: int, d: int, **where: Any) -> list[Tensor]:
+    return [torch.randn(b, h, t, d, **where) for _ in range(3)]
+
+
+def three_vectors_moved(n: int) -> dict[str, tuple[int, int]]:
+    return {"forward": (3 * n, 0)}
+
+
+def one_vector_moved(n: int) -> dict[str, tuple[int, int]]:
+    return {"forward": (2 * n, 0), "backward": (2 * n, 0)}
+
+
+def rows_moved(r: int, d: int) -> dict[str, tuple[int, int]]:
+    """Forward x in, y out; backward dy and x or y in, dx out."""
+    return {"forward": (2 * r * d, 0), "backward": (3 * r * d, 0)}
+
+
+def product_computed(m: int, n: int, k: int) -> dict[str, tuple[int, int]]:
+    return {"forward": (m * k + k * n + m * n, 2 * m * n * k)}
+
+
+def loss_computed(n: int, d: int, v: int) -> dict[str, tuple[int, int]]:
+    """Three products of n, d and v; x, w and their gradients once each."""
+    return {"both": (2 * (n * d + v * d), 6 * n * d * v)}
+
+
+def attention_computed(b: int, h: int, t: int, d: int) -> dict[str, tuple[int, int]]:
+    """Half of 4 b h t^2 d: the causal half; backward: five products instead of two."""
+    flop, size = 2 * b * h * t * t * d, b * h * t * d
+    return {"forward": (4 * size, flop), "backward": (8 * size, 5 * flop // 2)}
 
 
 def measure(
@@ -196,7 +283,8 @@ def measure(
     """
     torch.manual_seed(0)
     functorch.donated_buffer = False  # each backward pass runs many times
-    found = cases({} if INTERPRETED else _liger()) if found is None else found
+    if found is None:
+        found = cases({} if INTERPRETED else liger_functions())
     clock = "time.perf_counter" if device.type == "cpu" else "CUDA events, L2 emptied before each"
     provenance = records.provenance(environment.versions(device), repeats=repeats, clock=clock)
     provenance |= {"triton": triton.__version__, "interpreted": INTERPRETED}
@@ -278,7 +366,7 @@ def _rows(case: Case, shape: tuple, dtype: torch.dtype, device: torch.device, re
     for t in inputs:
         t.requires_grad_(t.is_floating_point())
     contenders = {"ours": case.ours, "eager": case.eager, "compile": torch.compile(case.eager)}
-    contenders |= case.peers(dtype)
+    contenders |= case.peers
     rows = []
     for name, (elements, flop) in case.passes(*shape).items():
         calls = {who: _pass(name, function, inputs) for who, function in contenders.items()}

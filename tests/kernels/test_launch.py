@@ -21,6 +21,36 @@ def test_triton_first_is_refused_with_a_way_out():
     assert python("import helpers.kernels, triton").returncode == 0
 
 
+def test_triton_takes_the_same_words_for_yes():
+    """A kernel that is interpreted while its operator expects a compiled one would be a riddle."""
+    code = """
+import importlib, os
+os.environ["TRITON_INTERPRET"] = "1"
+import helpers.kernels
+from triton import knobs
+for word in ("1", "true", "TRUE", "on", "yes", "y", "Y", "0", "false", "off", "no", "", "2", "t"):
+    os.environ["TRITON_INTERPRET"] = word
+    found = importlib.reload(helpers.kernels).INTERPRETED
+    assert found == knobs.runtime.interpret, word
+"""
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_compilers_have_caches_for_this_instruction_set():
+    """See tests/conftest.py: AVX-512 code must not be found by a process that may not run it."""
+    code = "import os, tests.conftest; print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
+    names = ("TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR")
+    env = {name: value for name, value in os.environ.items() if name not in names}
+    folders = set()
+    for capability, onednn in [("default", "SSE41"), ("default", "AVX2"), ("avx2", "AVX2")]:
+        own = {"ATEN_CPU_CAPABILITY": capability, "ONEDNN_MAX_CPU_ISA": onednn}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=env | own, capture_output=True, text=True)
+        folders.add(done.stdout)
+    assert len(folders) >= 2 and "" not in folders  # avx2 may be missing from this processor
+
+
 def test_importing_the_package_imports_no_kernel():
     code = "import sys, helpers.kernels; sys.exit('triton' in sys.modules)"
     assert python(code).returncode == 0
