@@ -9,26 +9,39 @@ import torch
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounter
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._inductor.utils import run_and_get_code
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from helpers.page import records
 
 # A call in the code that Inductor wrote: a kernel of its own, or one of a library.
 KERNEL = r"\b((?:cpp|triton)_\w*fused\w*|(?:extern_kernels|torch\.ops)\.[\w.]+?)(?:\.run)?\("
 IDLE = ("empty", "_unsafe_view", "detach")  # operations without a kernel, besides the views
 
 
+def cache_folder() -> str:
+    """Return a folder for Inductor's cache that only this instruction set uses.
+
+    For the variable TORCHINDUCTOR_CACHE_DIR. Inductor finds what it compiled before by the graph,
+    its inputs and its options; the instructions of the processor are not among them. After
+    ATEN_CPU_CAPABILITY has changed, or on a disk that two machines share, it would run code made
+    for the other one: slower, with other last digits, or an illegal instruction.
+    """
+    return f"{default_cache_dir()}_{torch.backends.cpu.get_cpu_capability().lower()}"
+
+
 class _Launches(TorchDispatchMode):
-    def __init__(self):
+    """Notes the name of each operation that launches a kernel."""
+
+    def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         if not op.is_view and not op.__name__.startswith(IDLE):
             self.names.append(op.__name__.split(".")[0])
-        return op(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        return op(*args, **kwargs)
 
 
 def launches(call: Callable, *args: Any) -> list[str]:
@@ -50,10 +63,14 @@ def generated(call: Callable, *args: Any) -> list[str]:
     return run_and_get_code(call, *args)[1]
 
 
-def kernels(call: Callable, *args: Any) -> list[str]:
+def kernel_names(call: Callable, *args: Any) -> list[str]:
     """Return the names of the kernels that the compiled `call(*args)` launches, in order."""
-    modules = [code[code.index("def call(") :] for code in generated(call, *args)]
-    return [name for body in modules for name in re.findall(KERNEL, body.split("\ndef ")[0])]
+    names = []
+    for code in generated(call, *args):
+        start = code.index("def call(")  # the function that launches; what follows it tests it
+        body = code[start:].split("\ndef ")[0]
+        names += re.findall(KERNEL, body)
+    return names
 
 
 def breaks(function: Callable, *args: Any) -> tuple[int, list[str]]:
@@ -63,7 +80,8 @@ def breaks(function: Callable, *args: Any) -> tuple[int, list[str]]:
     """
     torch.compiler.reset()
     report = torch._dynamo.explain(function)(*args)
-    return report.graph_count, [r.user_stack[-1].line.strip() for r in report.break_reasons]
+    lines = [reason.user_stack[-1].line.strip() for reason in report.break_reasons]
+    return report.graph_count, lines
 
 
 def compiles(function: Callable, calls: Iterable[tuple], **options: Any) -> list[int]:
@@ -72,7 +90,8 @@ def compiles(function: Callable, calls: Iterable[tuple], **options: Any) -> list
     options: of `torch.compile`, e.g. ``dynamic=False``. Nothing is lowered: counting is cheap.
     """
     torch.compiler.reset()
-    counter, counts = CompileCounter(), []
+    counter = CompileCounter()
+    counts = []
     compiled = torch.compile(function, backend=counter, **options)
     for args in calls:
         compiled(*args)
@@ -80,7 +99,39 @@ def compiles(function: Callable, calls: Iterable[tuple], **options: Any) -> list
     return counts
 
 
-def stages(
+class _Recorder:
+    """A backend of `torch.compile` that keeps each graph on its way and runs it as it is."""
+
+    def __init__(self, partition: Callable) -> None:
+        self.graphs: dict[str, GraphModule] = {}
+        self.partition = partition
+
+    def __call__(self, graph: GraphModule, inputs: list) -> Callable:
+        """What `torch.compile` calls with Dynamo's graph."""
+        self.graphs["dynamo"] = graph
+        compile_with_backward = aot_autograd(
+            fw_compiler=self.forward, bw_compiler=self.backward, partition_fn=self.split
+        )
+        return compile_with_backward(graph, inputs)
+
+    def split(self, joint: GraphModule, inputs: list, **options: Any) -> tuple:
+        for node in joint.graph.nodes:
+            if node.target is torch.ops.aten.detach.default:  # an alias: it moves nothing
+                node.replace_all_uses_with(node.args[0])
+        joint.graph.eliminate_dead_code()
+        self.graphs["joint"] = joint
+        return self.partition(joint, inputs, **options)
+
+    def forward(self, graph: GraphModule, inputs: list) -> Callable:
+        self.graphs["forward"] = graph
+        return make_boxed_func(graph.forward)  # AOTAutograd hands over its arguments in a list
+
+    def backward(self, graph: GraphModule, inputs: list) -> Callable:
+        self.graphs["backward"] = graph
+        return make_boxed_func(graph.forward)
+
+
+def graphs(
     function: Callable, *args: Any, partition: Callable = min_cut_rematerialization_partition
 ) -> dict[str, GraphModule]:
     """Return the graphs on the way of `function(*args)`, a scalar whose backward runs, too.
@@ -89,41 +140,9 @@ def stages(
     partition: how joint is cut in two; by default as Inductor does.
     """
     torch.compiler.reset()
-    graphs: dict[str, GraphModule] = {}
-
-    def keep(name: str, graph: GraphModule) -> Callable:
-        graphs[name] = graph
-        return make_boxed_func(graph.forward)
-
-    def split(joint: GraphModule, inputs: list, **options: Any) -> tuple:
-        for node in joint.graph.nodes:
-            if node.target is torch.ops.aten.detach.default:  # an alias: it moves nothing
-                node.replace_all_uses_with(node.args[0])
-        joint.graph.eliminate_dead_code()
-        keep("joint", joint)
-        return partition(joint, inputs, **options)
-
-    def backend(graph: GraphModule, inputs: list) -> Callable:
-        keep("dynamo", graph)
-        names = {"fw_compiler": "forward", "bw_compiler": "backward"}
-        lower = {key: lambda g, _, name=name: keep(name, g) for key, name in names.items()}
-        return aot_autograd(**lower, partition_fn=split)(graph, inputs)
-
-    torch.compile(function, backend=backend, fullgraph=True)(*args).backward()
-    return graphs
-
-
-def on_gpu(column: str) -> str | None:
-    """Return the range of `column` over a GPU's record, mode by mode, in words; None: no record."""
-    record = records.on_gpu("compilation")
-    if record is None:
-        return None
-    found: dict[str, list[float]] = {}
-    for row in record.rows:
-        value = row[column]
-        found.setdefault(row["mode"], []).append(value[1] if isinstance(value, list) else value)
-    ranges = [f"{mode} {min(some):.3g}–{max(some):.3g}" for mode, some in found.items()]
-    return f"{record.provenance['device']}: " + ", ".join(ranges)
+    recorder = _Recorder(partition)
+    torch.compile(function, backend=recorder, fullgraph=True)(*args).backward()
+    return recorder.graphs
 
 
 def break_even(compile_s: float, eager_ms: float, compiled_ms: float) -> float:
@@ -131,5 +150,5 @@ def break_even(compile_s: float, eager_ms: float, compiled_ms: float) -> float:
     times = compile_s, eager_ms, compiled_ms
     if min(times) < 0:
         raise ValueError(f"expected three times that are not negative, got {times}")
-    gain = eager_ms - compiled_ms
-    return math.ceil(compile_s * 1e3 / gain) if gain > 0 else math.inf
+    gain_ms = eager_ms - compiled_ms
+    return math.ceil(compile_s * 1e3 / gain_ms) if gain_ms > 0 else math.inf

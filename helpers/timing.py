@@ -23,6 +23,20 @@ def quantiles(values: Sequence[float]) -> list[float]:
     return [float(f"{v:.4g}") for v in p]
 
 
+def host_ms(call: Callable[[], object], device: torch.device, times: int = 1) -> float:
+    """Return the ms of one `call()` by the host's clock, over `times` of them back to back.
+
+    One reading, and no warm-up: the right clock for a first call, which sets things up, and for
+    what the host itself does. Everything else is for `time_ms`.
+    """
+    wait_for(device)
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    wait_for(device)
+    return (time.perf_counter() - start) / times * 1e3
+
+
 def time_ms(call: Callable[[], object], device: torch.device, repeats: int = 15) -> list[float]:
     """Return [p20, p50, p80] in ms of one `call()`: warmed up, the device waited for.
 
@@ -39,33 +53,48 @@ def interleaved(
 
     A machine that becomes slower or faster meanwhile does so for all of them alike.
     """
-    if device.type == "cuda":
-        read = {name: _cuda_reader(call) for name, call in calls.items()}
-    else:
-        read = {name: _host_reader(call, device) for name, call in calls.items()}
+    taken = readings(calls, device, repeats)
+    return {name: quantiles(values) for name, values in taken.items()}
 
-    readings: dict[str, list[float]] = {name: [] for name in calls}
+
+def readings(
+    calls: Mapping[str, Callable[[], object]],
+    device: torch.device,
+    repeats: int = 15,
+    *,
+    by_host: bool = False,
+    shortest_ms: float = SHORTEST_MS,
+) -> dict[str, list[float]]:
+    """Return the `repeats` readings in ms behind `interleaved`, for ratios within each turn.
+
+    by_host: the host's clock on CUDA, too, for what the host does between two kernels: launches
+    that follow each other, as they do in a program.
+    """
+    take = {}
+    for name, call in calls.items():
+        if device.type == "cuda" and not by_host:
+            take[name] = _cuda_reader(call)
+        else:
+            take[name] = _host_reader(call, device, shortest_ms)
+
+    taken: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
         for name in calls:
-            readings[name].append(read[name]())
+            taken[name].append(take[name]())
+    return taken
 
-    return {name: quantiles(values) for name, values in readings.items()}
 
-
-def _host_reader(call: Callable[[], object], device: torch.device) -> Callable[[], float]:
+def _host_reader(
+    call: Callable[[], object], device: torch.device, shortest_ms: float
+) -> Callable[[], float]:
     """Warm `call` up, choose how often it runs in one reading, and return what takes a reading."""
+    for _ in range(3):
+        call()  # warm-up: first calls allocate, choose kernels, fill caches
 
-    def run(times: int) -> float:
-        wait_for(device)
-        start = time.perf_counter()
-        for _ in range(times):
-            call()
-        wait_for(device)
-        return (time.perf_counter() - start) / times * 1e3
-
-    run(3)  # warm-up: first calls allocate, choose kernels, fill caches
-    times = max(1, round(SHORTEST_MS / max(run(1), 1e-5)))
-    return lambda: run(times)
+    # the least of three, or one interruption would make every later reading a short one
+    once = min(host_ms(call, device) for _ in range(3))
+    times = max(1, round(shortest_ms / max(once, 1e-5)))
+    return lambda: host_ms(call, device, times)
 
 
 def _cuda_reader(call: Callable[[], object]) -> Callable[[], float]:

@@ -1,6 +1,9 @@
 import math
+import os
+import subprocess
+import sys
 from collections import Counter
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +28,37 @@ def sines(x):
     return x.sum()
 
 
+def test_each_instruction_set_has_a_cache_of_its_own(monkeypatch):
+    folders = set()
+    for capability in ("DEFAULT", "AVX2", "AVX512"):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda c=capability: c)
+        folders.add(compilation.cache_folder())
+    assert len(folders) == 3 and all(Path(folder).parent.is_dir() for folder in folders)
+
+
+def test_code_for_another_instruction_set_is_not_found_again(tmp_path):
+    """What the folder prevents: in one folder, a process runs what another one compiled."""
+    program = (
+        "import os, sys, torch\n"
+        "from helpers.compilation import cache_folder, generated\n"
+        "os.environ['TORCHINDUCTOR_CACHE_DIR'] = cache_folder()\n"
+        "code = generated(torch.compile(lambda x: x.sin() + 1), torch.ones(64))[0]\n"
+        "print('at::vec' in code, torch._dynamo.utils.counters['inductor']['fxgraph_cache_hit'])"
+    )
+    found = []
+    for capability in (None, "default", "default"):
+        environment = {**os.environ, "TMPDIR": str(tmp_path)}
+        environment.pop("ATEN_CPU_CAPABILITY", None)
+        if capability:
+            environment["ATEN_CPU_CAPABILITY"] = capability
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        found.append(done.stdout.split())
+    vectors, hits = zip(*found, strict=True)
+    # the second process compiles anew, without vectors; the third finds what the second made
+    assert list(vectors[1:]) == ["False", "False"] and list(hits) == ["0", "0", "1"]
+
+
 def test_launches_are_the_operations_without_views():
     x = torch.randn(4, 6)
     assert compilation.launches(gelu, x) == "mul pow mul add mul tanh add mul".split()
@@ -35,12 +69,12 @@ def test_launches_are_the_operations_without_views():
     assert compilation.launches(lambda: linear(x).sum().backward()).count("mm") == 1
 
 
-def test_kernels_are_those_of_the_generated_code():
+def test_kernel_names_are_those_of_the_generated_code():
     x = torch.linspace(-1, 1, 32)
     compiled = torch.compile(gelu)
-    first = compilation.kernels(compiled, x)
+    first = compilation.kernel_names(compiled, x)
     assert first == ["cpp_fused_add_mul_pow_tanh_0"]
-    assert compilation.kernels(compiled, x) == first  # a second look forgets the first
+    assert compilation.kernel_names(compiled, x) == first  # a second look forgets the first
     assert "tanh" in compilation.generated(compiled, x)[0]
     torch.testing.assert_close(compiled(x), gelu(x))
 
@@ -62,7 +96,11 @@ def test_kernels_are_those_of_the_generated_code():
 def test_a_call_in_generated_code(monkeypatch, line, name):
     code = f"def call(args):\n{line}\n    return (buf0, )\n\ndef other():\n    cpp_fused_no_0(x)\n"
     monkeypatch.setattr(compilation, "generated", lambda call: [code, code])
-    assert compilation.kernels(None) == [name] * 2 if name else [] == compilation.kernels(None)
+    assert (
+        compilation.kernel_names(None) == [name] * 2
+        if name
+        else [] == compilation.kernel_names(None)
+    )
 
 
 def test_breaks_give_graphs_and_lines():
@@ -88,10 +126,10 @@ def test_compiles_counts_after_each_call():
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_stages_compute_what_autograd_computes(rows):
+def test_graphs_compute_what_autograd_computes(rows):
     x = torch.randn(rows, 4, dtype=torch.float64)
     w = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
-    graphs = compilation.stages(loss, x, w)
+    graphs = compilation.graphs(loss, x, w)
     mine, w.grad = w.grad, None
     loss(x, w).backward()
     torch.testing.assert_close(mine, w.grad)
@@ -103,8 +141,8 @@ def test_stages_compute_what_autograd_computes(rows):
 
 def test_a_partition_decides_what_is_saved():
     x = torch.randn(1000, requires_grad=True)
-    everything = compilation.stages(sines, x, partition=default_partition)
-    least = compilation.stages(sines, x)
+    everything = compilation.graphs(sines, x, partition=default_partition)
+    least = compilation.graphs(sines, x)
 
     def saved(graphs):
         values = graphs["backward"].graph.find_nodes(op="placeholder")
@@ -123,21 +161,6 @@ def test_break_even_is_the_first_call_that_pays(compile_s, eager, compiled):
     total = lambda n: compile_s * 1e3 + n * compiled - n * eager  # noqa: E731
     slack = 1e-9 * (compile_s * 1e3 + calls * eager)
     assert total(calls) <= slack and total(calls - 1) >= -slack
-
-
-def test_a_record_in_words(monkeypatch):
-    rows = [
-        ("default", [1.0, 2.0, 3.0], 8),
-        ("script", [1.0, 1.5, 2.0], 4),
-        ("default", [3.0] * 3, 4),
-    ]
-    rows = [{"mode": mode, "ratio": ratio, "peak": peak} for mode, ratio, peak in rows]
-    record = SimpleNamespace(provenance={"device": "Chip"}, rows=rows)
-    monkeypatch.setattr(compilation.records, "on_gpu", lambda name: record)
-    assert compilation.on_gpu("ratio") == "Chip: default 2–3, script 1.5–1.5"
-    assert compilation.on_gpu("peak") == "Chip: default 4–8, script 4–4"
-    monkeypatch.setattr(compilation.records, "on_gpu", lambda name: None)
-    assert compilation.on_gpu("ratio") is None
 
 
 def test_break_even_of_nothing_and_of_nonsense():

@@ -24,13 +24,62 @@ def test_time_ms_is_about_right_and_warms_up():
 
     low, middle, high = timing.time_ms(call, CPU, repeats=5)
     assert 5 <= low <= middle <= high < 50
-    assert len(calls) == 3 + 1 + 5
+    assert len(calls) == 3 + 3 + 5
 
 
 def test_short_calls_repeat_inside_a_reading():
     calls = []
     timing.time_ms(lambda: calls.append(1), CPU, repeats=3)
     assert len(calls) > 100
+
+
+def test_one_interruption_does_not_make_every_reading_short():
+    calls = []
+
+    def call():
+        calls.append(1)
+        if len(calls) == 4:  # the first that decides how often a reading repeats
+            time.sleep(0.02)
+
+    timing.time_ms(call, CPU, repeats=3)
+    assert len(calls) > 100
+
+
+def test_the_host_clock_reads_once_and_warms_nothing_up():
+    calls = []
+    took = timing.host_ms(lambda: (calls.append(1), time.sleep(0.005)), CPU)
+    assert len(calls) == 1 and 5 <= took < 50
+    took = timing.host_ms(lambda: (calls.append(1), time.sleep(0.005)), CPU, times=4)
+    assert len(calls) == 5 and 5 <= took < 50  # of one call
+
+
+def test_readings_are_those_behind_the_quantiles():
+    calls = {"a": lambda: time.sleep(0.001), "b": lambda: time.sleep(0.003)}
+    taken = timing.readings(calls, CPU, repeats=4)
+    assert {name: len(values) for name, values in taken.items()} == {"a": 4, "b": 4}
+    assert min(taken["a"]) >= 1 and min(taken["b"]) >= 3
+
+
+def test_longer_readings_hold_more_calls():
+    counts = []
+    for shortest in (1.0, 10.0):
+        calls = []
+        timing.readings(
+            {"a": lambda c=calls: c.append(time.sleep(5e-4))}, CPU, 3, shortest_ms=shortest
+        )
+        counts.append(len(calls) - 6)
+    assert counts[0] <= 3 * 2 and counts[1] >= 3 * 5
+
+
+def test_a_gpu_is_read_by_its_own_clock_unless_the_host_is_asked_for(monkeypatch):
+    """Without a GPU: which of the two takes the readings."""
+    monkeypatch.setattr(timing, "wait_for", lambda device: None)
+    monkeypatch.setattr(timing, "_cuda_reader", lambda call: lambda: -1.0)
+    cuda = torch.device("cuda")
+    calls = {"a": lambda: None}
+    assert timing.readings(calls, cuda, 3)["a"] == [-1.0] * 3
+    assert min(timing.readings(calls, cuda, 3, by_host=True)["a"]) > 0
+    assert timing.time_ms(calls["a"], cuda, 3) == [-1.0] * 3
 
 
 def test_waiting_for_a_cpu_returns_at_once():

@@ -41,10 +41,8 @@ class Record:
     def caption(self) -> str:
         """Return the line that says where the numbers come from."""
         p = self.provenance
-        where, when = (
-            f"{p['device']}, torch {p['torch']}",
-            f"{p['date'][:10]}, commit {p['commit']}",
-        )
+        where = f"{p['device']}, torch {p['torch']}"
+        when = f"{p['date'][:10]}, commit {p['commit']}"
         return f"recorded on {where}, {when}"
 
     def column(self, name: str) -> list[Any]:
@@ -52,6 +50,26 @@ class Record:
         if name not in self.units:
             raise ValueError(f"record {self.name!r}: no column {name!r} in {list(self.units)}")
         return [row[name] for row in self.rows]
+
+    def summary(self, column: str, by: str, **where: Any) -> str:
+        """Return `column` for each value of the column `by`, in words, the device and unit first.
+
+        A timed value counts with its median; several rows give a range, ``default 0.9–3.4``.
+        where: the rows that count, e.g. ``kind="planted"``. Raises ValueError when none does.
+        """
+        found: dict[Any, list[float]] = {}
+        for row in self.rows:
+            if all(row[key] == value for key, value in where.items()):
+                value = row[column][1] if isinstance(row[column], list) else row[column]
+                found.setdefault(row[by], []).append(value)
+        if not found:
+            raise ValueError(f"record {self.name!r}: no row where {where}")
+
+        parts = []
+        for name, values in found.items():
+            low, high = f"{min(values):.3g}", f"{max(values):.3g}"
+            parts.append(f"{name} {low}" if low == high else f"{name} {low}–{high}")
+        return f"{self.provenance['device']}, {self.units[column]}: " + "; ".join(parts)
 
 
 def provenance(versions: dict[str, str], *, repeats: int, clock: str) -> dict[str, Any]:
@@ -78,15 +96,20 @@ def provenance(versions: dict[str, str], *, repeats: int, clock: str) -> dict[st
 
 
 def save(record: Record, device: str) -> Path:
-    """Write ``records/NAME.DEVICE.json`` atomically; return its path."""
+    """Write ``records/NAME.DEVICE.json`` atomically, a row a line; return its path."""
     path = FOLDER / f"{record.name}.{device}.json"
-    data = {"provenance": record.provenance, "units": record.units, "rows": record.rows}
     part = path.with_suffix(".partial")
-    rows = ",\n  ".join(json.dumps(row) for row in data.pop("rows"))
-    head = json.dumps(data, indent=1, ensure_ascii=False)[:-2]
-    part.write_text(f'{head},\n "rows": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
+    part.write_text(_as_json(record), encoding="utf-8")
     os.replace(part, path)
     return path
+
+
+def _as_json(record: Record) -> str:
+    """JSON with a row a line: a diff shows what was measured anew, and nothing else."""
+    fields = {"provenance": record.provenance, "units": record.units, "rows": []}
+    rows = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in record.rows)
+    text = json.dumps(fields, indent=1, ensure_ascii=False)
+    return text.replace('"rows": []', f'"rows": [\n  {rows}\n ]') + "\n"
 
 
 def load(name: str, device: str) -> Record | None:
@@ -98,8 +121,11 @@ def load(name: str, device: str) -> Record | None:
     return Record(name, data["provenance"], data["units"], data["rows"])
 
 
-def on_gpu(name: str) -> Record | None:
+def latest_gpu(name: str) -> Record | None:
     """Return the latest record of `name` that a GPU made, or None when there is none yet."""
     devices = {path.name.split(".")[1] for path in FOLDER.glob(f"{name}.*.json")} - {"cpu"}
     made = [load(name, device) for device in devices]
     return max(made, key=lambda record: record.provenance["date"], default=None)
+
+
+on_gpu = latest_gpu  # until chapters 02, 05 and 13 say latest_gpu, too
