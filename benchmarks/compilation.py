@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -54,14 +53,19 @@ def cnn() -> nn.Module:
 
 def job(workload: str, device: torch.device) -> tuple[Callable, Tensor]:
     torch.manual_seed(0)
-    function, x = {
-        "tiny": lambda: (tiny, torch.randn(16)),
-        "chain": lambda: (chain, torch.randn(1024, 1024)),
-        "mlp": lambda: (models.MLP(784, 512, 512, 10), torch.randn(256, 784)),
-        "cnn": lambda: (cnn(), torch.randn(64, 1, 28, 28)),
-        "transformer": lambda: (transformer(), torch.randn(4, 128, 256)),
-    }[workload]()
-    return function.to(device) if isinstance(function, nn.Module) else function, x.to(device)
+    if workload == "tiny":
+        function, x = tiny, torch.randn(16)
+    elif workload == "chain":
+        function, x = chain, torch.randn(1024, 1024)
+    elif workload == "mlp":
+        function, x = models.MLP(784, 512, 512, 10), torch.randn(256, 784)
+    elif workload == "cnn":
+        function, x = cnn(), torch.randn(64, 1, 28, 28)
+    else:
+        function, x = transformer(), torch.randn(4, 128, 256)
+    if isinstance(function, nn.Module):
+        function = function.to(device)
+    return function, x.to(device)
 
 
 def prepare(function: Callable, x: Tensor, mode: str) -> Callable:
@@ -75,16 +79,6 @@ def prepare(function: Callable, x: Tensor, mode: str) -> Callable:
     return scripted
 
 
-def clock(call: Callable, x: Tensor, times: int) -> float:
-    """Return the ms of one call, measured over `times` of them, the device waited for."""
-    timing.wait_for(x.device)
-    start = time.perf_counter()
-    for _ in range(times):
-        call(x)
-    timing.wait_for(x.device)
-    return (time.perf_counter() - start) / times * 1e3
-
-
 @torch.no_grad()
 def child(workload: str, mode: str, place: str, steady: bool) -> dict[str, Any]:
     """Run in a process of its own: the seconds of the first call and, if `steady`, of later ones.
@@ -94,29 +88,37 @@ def child(workload: str, mode: str, place: str, steady: bool) -> dict[str, Any]:
     device = torch.device(place)
     function, x = job(workload, device)
     expected = function(x)
-    timing.wait_for(device)
-    start = time.perf_counter()
-    compiled = prepare(function, x, mode)
-    got = compiled(x)
-    timing.wait_for(device)
-    result: dict[str, Any] = {"first": float(f"{time.perf_counter() - start:.4g}")}
+    prepared = {}
+
+    def first_call() -> None:
+        prepared["call"] = prepare(function, x, mode)
+        prepared["got"] = prepared["call"](x)
+
+    seconds = timing.host_ms(first_call, device) / 1e3
+    result: dict[str, Any] = {"first": float(f"{seconds:.4g}")}
     if not steady:
         return result
-    result["difference"] = float(f"{(got - expected).abs().max():.2g}")
+
+    compiled = prepared["call"]
+    result["difference"] = float(f"{(prepared['got'] - expected).abs().max():.2g}")
     if device.type == "cuda":
         result |= {"eager_peak": peak(function, x), "compiled_peak": peak(compiled, x)}
-    inner = max(1, round(5 / clock(function, x, 5)))  # readings of about 5 ms
-    clock(compiled, x, max(5, inner))
-    pairs = [pair(function, compiled, x, inner, i % 2) for i in range(PAIRS)]
-    eager, fast = zip(*pairs, strict=True)
-    columns = {"eager": eager, "compiled": fast, "ratio": [e / c for e, c in pairs]}
-    return result | {name: timing.quantiles(list(v)) for name, v in columns.items()}
+    return result | steady_calls(function, compiled, x)
 
 
-def pair(eager: Callable, compiled: Callable, x: Tensor, inner: int, swap: int) -> tuple:
-    if swap:
-        return pair(compiled, eager, x, inner, 0)[::-1]
-    return clock(eager, x, inner), clock(compiled, x, inner)
+def steady_calls(eager: Callable, compiled: Callable, x: Tensor) -> dict[str, list[float]]:
+    """Return p20, p50 and p80 of one call each, in ms, and of their ratio turn by turn.
+
+    By the host's clock and back to back, also on a GPU: launches are what a CUDA graph saves.
+    """
+    calls = {"eager": lambda: eager(x), "compiled": lambda: compiled(x)}
+    taken = timing.readings(calls, x.device, PAIRS, by_host=True, shortest_ms=5)
+    ratios = [e / c for e, c in zip(taken["eager"], taken["compiled"], strict=True)]
+    return {
+        "eager": timing.quantiles(taken["eager"]),
+        "compiled": timing.quantiles(taken["compiled"]),
+        "ratio": timing.quantiles(ratios),
+    }
 
 
 def peak(call: Callable, x: Tensor) -> float:

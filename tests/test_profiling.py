@@ -1,5 +1,7 @@
-import time
-from types import SimpleNamespace
+import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -15,51 +17,6 @@ from helpers import profiling, timing
 CPU = torch.device("cpu")
 
 
-# the clock
-
-
-def test_times_are_ordered_and_of_one_call():
-    calls, start = [], time.perf_counter()
-    times = profiling.time_ms(lambda: calls.append(time.sleep(0.0005)), CPU, 0.05)
-    passed = (time.perf_counter() - start) * 1e3
-    assert times == sorted(times) and len(times) == 3
-    assert 0.5 <= times[0] and len(calls) * times[0] / 2 <= passed  # of a block: ten times that
-
-
-def test_a_call_longer_than_the_time_given_is_still_read_three_times():
-    calls = []
-    low, middle, high = profiling.time_ms(lambda: calls.append(time.sleep(0.02)), CPU, 0.01)
-    assert 20 <= low <= middle <= high and len(calls) >= 4
-
-
-def test_the_cpu_clock_uses_all_threads():
-    before, seen = torch.get_num_threads(), set()
-    torch.set_num_threads(2)
-    try:
-        profiling.time_ms(lambda: seen.add(torch.get_num_threads()), CPU, 0.01)
-    finally:
-        torch.set_num_threads(before)
-    assert 2 in seen
-
-
-def test_other_devices_use_the_clock_of_all_chapters(monkeypatch):
-    monkeypatch.setattr(timing, "time_ms", lambda call, device: [1.0, 2.0, 3.0])
-    assert profiling.time_ms(lambda: None, torch.device("mps")) == [1.0, 2.0, 3.0]
-
-
-def test_cuda_is_timed_with_flushed_events(monkeypatch):
-    testing = pytest.importorskip("triton.testing")
-    asked = {}
-
-    def do_bench(call, **options):
-        asked.update(options)
-        return [3.0, 1.0, 2.0]
-
-    monkeypatch.setattr(testing, "do_bench", do_bench)
-    assert profiling.time_ms(lambda: None, torch.device("cuda"), 0.5) == [1.4, 2.0, 2.6]
-    assert asked == {"rep": 500.0, "return_mode": "all"}
-
-
 # the profile as rows
 
 
@@ -72,42 +29,101 @@ def job():
     return x.sub(x)  # in no range
 
 
-def test_rows_count_calls_and_bytes():
+def test_operations_count_calls_and_bytes():
     prof = profiling.trace(job, steps=3, record_shapes=True, profile_memory=True)
-    found = {row["name"]: row for row in profiling.rows(prof)}
+    found = {row["name"]: row for row in profiling.operations(prof)}
     assert [found[f"aten::{name}"]["calls"] for name in ("add", "mul", "sub")] == [3, 3, 3]
     assert found["aten::add"]["bytes"] == 3 * 64
     assert all(row["self"] <= row["total"] + 1e-6 for row in found.values())
-    selves = [row["self"] for row in profiling.rows(prof)]
+    selves = [row["self"] for row in profiling.operations(prof)]
     assert selves == sorted(selves, reverse=True)
 
 
-def test_rows_by_shape():
+def test_only_a_profile_sets_what_kineto_says():
+    """The import changes nothing; a profile says nothing on stderr."""
+    program = (
+        "import os\n"
+        "from helpers import profiling\n"
+        "print(os.environ.get('KINETO_LOG_LEVEL'))\n"
+        "profiling.trace(lambda: None)"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "KINETO_LOG_LEVEL"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("None\n", "")
+
+
+def test_operations_by_shape():
     def products():
         for n in (2, 3, 3):
             _ = torch.ones(n, n) @ torch.ones(n, n)
 
-    found = profiling.rows(profiling.trace(products, record_shapes=True), shapes=True)
+    found = profiling.operations(profiling.trace(products, record_shapes=True), by_shape=True)
     calls = {row["shapes"][0][0]: row["calls"] for row in found if row["name"] == "aten::mm"}
     assert calls == {2: 1, 3: 2}
 
 
-def test_stages_hold_their_calls():
-    found = profiling.stages(profiling.trace(job, steps=2))
+def test_ranges_hold_their_calls():
+    found = profiling.by_range(profiling.trace(job, steps=2))
     assert list(found) == ["outer"] and found["outer"]["calls"] == 4 and found["outer"]["us"] > 0
 
 
-def test_the_loader_names_its_own_stage():
+def test_the_loader_names_its_own_range():
     loader = DataLoader(torch.arange(6.0), batch_size=3)
-    found = profiling.stages(profiling.trace(lambda: [b + 1 for b in loader]))
+    found = profiling.by_range(profiling.trace(lambda: [b + 1 for b in loader]))
     assert list(found) == ["data"] and found["data"]["calls"] > 6
 
 
-def test_no_ranges_no_stages():
-    assert profiling.stages(profiling.trace(lambda: torch.ones(1) + 1)) == {}
+def test_no_ranges():
+    assert profiling.by_range(profiling.trace(lambda: torch.ones(1) + 1)) == {}
 
 
-# busy
+# the trace
+
+
+@pytest.fixture
+def slices(tmp_path):
+    def products():
+        with record_function("outer"):
+            torch.ones(300, 300) @ torch.ones(300, 300)
+
+    path = tmp_path / "trace.json"
+    profiling.trace(products).export_chrome_trace(str(path))
+    return profiling.read_trace(path)
+
+
+def test_a_trace_is_read_as_nested_slices(slices):
+    first = slices[0]
+    assert (first["name"], first["kind"], first["depth"]) == ("outer", "user_annotation", 0)
+    by_name = {s["name"]: s for s in slices}
+    assert by_name["aten::matmul"]["depth"] == 1 and by_name["aten::mm"]["depth"] == 2
+    assert all(0 <= s["start"] <= s["end"] <= first["end"] + 1 for s in slices)
+
+
+def written(tmp_path, *events):
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    return [(s["name"], s["start"], s["end"], s["depth"]) for s in profiling.read_trace(path)]
+
+
+EVENT = {"ph": "X", "cat": "kernel", "name": "k", "ts": 5.0, "dur": 10.0, "tid": 1}
+
+
+def test_threads_do_not_nest_in_each_other(tmp_path):
+    other = EVENT | {"tid": 2, "ts": 6.0, "dur": 1.0}
+    found = written(tmp_path, EVENT, other, {"ph": "M", "name": "no slice"})
+    assert found == [("k", 0.0, 10.0, 0), ("k", 1.0, 2.0, 0)]
+
+
+def test_of_two_slices_that_start_together_the_longer_is_outside(tmp_path):
+    inner = EVENT | {"name": "in", "dur": 3.0}
+    after = EVENT | {"name": "after", "ts": 15.0}
+    found = written(tmp_path, after, inner, EVENT)
+    assert found == [("k", 0.0, 10.0, 0), ("in", 0.0, 3.0, 1), ("after", 10.0, 20.0, 0)]
+
+
+def test_an_empty_trace(tmp_path):
+    assert written(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -121,23 +137,23 @@ def test_no_ranges_no_stages():
         ([(5, 6), (6, 8)], 1.0, 0),
     ],
 )
-def test_busy(spans, share, gap):
-    assert profiling.busy(spans) == pytest.approx((share, gap))
+def test_busy_share(spans, share, gap):
+    assert profiling.busy_share(spans) == pytest.approx((share, gap))
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), min_size=1, max_size=12))
-def test_busy_agrees_with_counting_the_microseconds(pairs):
+def test_busy_share_agrees_with_counting_the_microseconds(pairs):
     spans = [(start, start + length) for start, length in pairs]
     first, last = min(s for s, _ in spans), max(e for _, e in spans)
     on = [any(s <= t < e for s, e in spans) for t in range(first, last)]
     gaps = "".join("01"[b] for b in on).split("1")
-    assert profiling.busy(spans) == pytest.approx((sum(on) / len(on), max(map(len, gaps))))
+    assert profiling.busy_share(spans) == pytest.approx((sum(on) / len(on), max(map(len, gaps))))
 
 
-def test_busy_needs_spans_that_last():
+def test_busy_share_needs_spans_that_last():
     for spans in ([], [(3, 3)]):
         with pytest.raises(ValueError, match=r"expected spans \(start, end\) that last, got \["):
-            profiling.busy(spans)
+            profiling.busy_share(spans)
 
 
 # counts and roofs
@@ -146,24 +162,27 @@ def test_busy_needs_spans_that_last():
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_matrix_product_by_formula(device):
     a, b = torch.ones(5, 7, device=device), torch.ones(7, 3, device=device, dtype=torch.float32)
-    assert profiling.count(lambda: a @ b) == (2 * 5 * 7 * 3, 4 * (35 + 21 + 15))
-    assert profiling.count(lambda: a.T @ a)[1] == 4 * (35 + 35 + 49)  # the view is free
+    assert profiling.flops_and_bytes(lambda: a @ b) == (2 * 5 * 7 * 3, 4 * (35 + 21 + 15))
+    assert profiling.flops_and_bytes(lambda: a.T @ a)[1] == 4 * (35 + 35 + 49)  # the view is free
 
 
 def test_bytes_of_other_operations():
     x, y = torch.ones(2, 10)
-    assert profiling.count(lambda: x + x) == (0, 120)
-    assert profiling.count(lambda: x.add_(1)) == (0, 80)  # read, and written
-    assert profiling.count(lambda: torch.add(x, x, out=y)) == (0, 120)  # written, not read
-    assert profiling.count(lambda: x.view(2, 5).T) == (0, 0)
-    assert profiling.count(lambda: torch.empty(0) + torch.empty(0)) == (0, 0)
-    assert profiling.count(lambda: x.half().exp())[1] == 40 + 20 + 20 + 20
+    assert profiling.flops_and_bytes(lambda: x + x) == (0, 120)
+    assert profiling.flops_and_bytes(lambda: x.add_(1)) == (0, 80)  # read, and written
+    assert profiling.flops_and_bytes(lambda: torch.add(x, x, out=y)) == (
+        0,
+        120,
+    )  # written, not read
+    assert profiling.flops_and_bytes(lambda: x.view(2, 5).T) == (0, 0)
+    assert profiling.flops_and_bytes(lambda: torch.empty(0) + torch.empty(0)) == (0, 0)
+    assert profiling.flops_and_bytes(lambda: x.half().exp())[1] == 40 + 20 + 20 + 20
 
 
 def test_flops_of_forward_and_backward():
     layer, x = nn.Linear(8, 4, bias=False), torch.ones(2, 8, requires_grad=True)
-    forward = profiling.count(lambda: layer(x))[0]
-    both = profiling.count(lambda: layer(x).sum().backward())[0]
+    forward = profiling.flops_and_bytes(lambda: layer(x))[0]
+    both = profiling.flops_and_bytes(lambda: layer(x).sum().backward())[0]
     assert (forward, both) == (2 * 2 * 8 * 4, 3 * forward)
     with FlopCounterMode(display=False) as own:
         layer(x)
@@ -171,7 +190,7 @@ def test_flops_of_forward_and_backward():
 
 
 def test_bound_takes_the_lower_roof():
-    roof = profiling.Roofline(bandwidth=10.0, rate=100.0)
+    roof = profiling.Roofline(bandwidth=10.0, peak_flops=100.0)
     assert roof.bound(flops=50, bytes=20) == ("memory", 2.0)
     assert roof.bound(flops=400, bytes=20) == ("compute", 4.0)
     assert roof.bound(flops=0, bytes=0) == ("compute", 0.0)
@@ -179,15 +198,15 @@ def test_bound_takes_the_lower_roof():
 
 def test_roofs_are_measured_in_their_units(monkeypatch):
     monkeypatch.setattr(
-        profiling, "time_ms", lambda call, device: [2.0, 3.0, 4.0] if call() is not None else 0
+        timing, "time_ms", lambda call, device: [2.0, 3.0, 4.0] if call() is not None else 0
     )
     roof = profiling.Roofline.measure(CPU, n=10, mib=1, dtype=torch.float64)
-    assert roof.bandwidth == 2 * 2**20 / 2e-3 and roof.rate == 2 * 10**3 / 2e-3
+    assert roof.bandwidth == 2 * 2**20 / 2e-3 and roof.peak_flops == 2 * 10**3 / 2e-3
 
 
 def test_roofs_of_this_machine_are_possible():
     roof = profiling.Roofline.measure(CPU, n=128, mib=4)
-    assert 1e8 < roof.bandwidth < 1e13 and 1e8 < roof.rate < 1e14
+    assert 1e8 < roof.bandwidth < 1e13 and 1e8 < roof.peak_flops < 1e14
 
 
 # the benchmark
@@ -195,33 +214,33 @@ def test_roofs_of_this_machine_are_possible():
 
 def test_the_benchmark_has_a_row_for_everything(monkeypatch, load_benchmark):
     benchmark = load_benchmark("profiling")
-    monkeypatch.setattr(profiling, "time_ms", lambda call, device: [(call(), 1.0)[1], 2.0, 3.0])
+    monkeypatch.setattr(benchmark, "REPEATS", 3)
     record = benchmark.measure(CPU, sizes=(8, 16), mib=1)
     kinds = [row["kind"] for row in record.rows]
     assert [kinds.count(k) for k in ("peak", "op", "planted", "utilization")] == [3, 6, 6, 0]
     pairs = [row["name"].rpartition(", ")[::2] for row in record.rows if row["kind"] == "profiler"]
     assert len(pairs) == 6 and [how for _, how in pairs] == ["profiled", "bare"] * 3
     assert all(a[0] == b[0] for a, b in zip(pairs[::2], pairs[1::2], strict=True))
+    planted = [row["name"] for row in record.rows if row["kind"] == "planted"]
+    assert planted[:2] == ["data, one by one", "data, by the batch"]
     ops = {(r["name"], r["n"]): (r["flops"], r["bytes"]) for r in record.rows if r["kind"] == "op"}
     assert ops["matmul", 16] == (2 * 16**3, 3 * 4 * 256) and ops["add", 8] == (64, 3 * 4 * 64)
     assert ops["softmax", 8] == (5 * 64, 2 * 4 * 64)
 
 
-def test_a_record_in_words(monkeypatch):
-    rows = [
-        {"kind": "planted", "name": n, "time": [t] * 3} for n, t in [("slow", 3.0), ("well", 2.0)]
-    ]
-    rows += [{"kind": "op", "name": "add", "time": [1.0] * 3}]
-    record = SimpleNamespace(provenance={"device": "Chip"}, rows=rows)
-    monkeypatch.setattr(profiling.records, "on_gpu", lambda name: record)
-    assert profiling.on_gpu("planted") == "Chip: slow 1.50×"
-    monkeypatch.setattr(profiling.records, "on_gpu", lambda name: None)
-    assert profiling.on_gpu("planted") is None
+def test_what_is_planted_and_its_cure_do_the_same(load_benchmark):
+    benchmark = load_benchmark("profiling")
+    slow, cured = benchmark._data(samples=8, steps=2).values()
+    for a, b in zip(slow(), cured(), strict=True):
+        assert torch.equal(a[0], b[0])
+    slow, cured = benchmark._fetches(3, CPU).values()
+    assert slow() == pytest.approx(cured(), rel=1e-5)
+    assert list(benchmark._optimizers(2, CPU)) == ["AdamW, a loop", "AdamW, fused"]
 
 
 def test_the_benchmark_asks_nvidia_smi(monkeypatch, load_benchmark):
     benchmark = load_benchmark("profiling")
     answer = type("Done", (), {"stdout": "97\n"})
     monkeypatch.setattr(benchmark.subprocess, "run", lambda *a, **k: answer)
-    monkeypatch.setattr(profiling, "time_ms", lambda call, device: [1.0, 1.0, 1.0])
+    monkeypatch.setattr(benchmark, "REPEATS", 3)
     assert benchmark._utilization(CPU, calls=2)["utilization"] == 97
