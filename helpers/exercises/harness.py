@@ -1,5 +1,6 @@
 """Every chapter: check an exercise at once, saying what is wrong and never the answer."""
 
+import copy
 import importlib
 import inspect
 import math
@@ -175,7 +176,11 @@ def _problem(
         return UNANSWERED
     if type(got_error) is not type(want_error):
         wanted = type(want_error).__name__ if want_error else "a result"
-        return f"expected {wanted}, got {got_error!r}" if got_error else f"expected {wanted}"
+        return (
+            f"expected {wanted}, got {_first_line(got_error)}"
+            if got_error
+            else f"expected {wanted}"
+        )
     if want_error:
         return None
 
@@ -214,12 +219,14 @@ def _copies(arguments: tuple, gradient: bool) -> list[Any]:
     """
 
     def fresh(argument: Any) -> Any:
+        if isinstance(argument, (list, dict)):
+            return copy.deepcopy(argument)
         if not isinstance(argument, Tensor):
             return argument
         size, offset = argument.untyped_storage().size(), argument.storage_offset()
         storage = argument.detach().as_strided([size // argument.element_size()], [1], 0).clone()
-        copy = storage.as_strided(argument.shape, argument.stride(), offset)
-        return copy.requires_grad_(gradient and argument.is_floating_point())
+        tensor = storage.as_strided(argument.shape, argument.stride(), offset)
+        return tensor.requires_grad_(gradient and argument.is_floating_point())
 
     return [fresh(argument) for argument in arguments]
 
@@ -232,6 +239,8 @@ def _spoiled(now: list[Any], before: tuple) -> str | None:
             same = a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
             if not same:
                 return f"argument {position} was changed in place"
+        elif isinstance(b, (list, dict)) and repr(a) != repr(b):  # they may hold tensors
+            return f"argument {position} was changed in place"
     return None
 
 
@@ -316,6 +325,12 @@ def _gradient_difference(
             if problem:
                 return f"gradient of argument {position}: {problem}"
     return None
+
+
+def _first_line(error: Exception) -> str:
+    """The error in one line: a compiler's reports have pages."""
+    text = repr(error)
+    return text if len(text) <= 200 else f"{text[:199]}…"
 
 
 def _shown(arguments: tuple) -> str:

@@ -295,3 +295,23 @@ def test_some_functions_are_forbidden(answer):
 def test_functions_among_the_arguments_are_shown_by_their_names():
     spec = Exercise(reference=lambda f: 2, cases=lambda: [(test_verdicts,)])
     assert "case 1 of 1, f(test_verdicts): value" in harness._verdict(lambda f: 1, spec, "answer")
+
+
+def test_a_list_is_fresh_for_each_side_and_may_not_be_changed(capsys):
+    numbers = [3, 1, 2]
+    compare(lambda x: (x.sort(), x)[1], sorted, [(numbers,)])
+    assert "argument 1 was changed in place" in capsys.readouterr().out and numbers == [3, 1, 2]
+    compare(lambda rows: rows[0].pop("a"), lambda rows: rows[0]["a"], [([{"a": 1}],)])
+    assert "argument 1 was changed in place" in capsys.readouterr().out
+    compare(lambda x: sorted(x), sorted, [(numbers,)])
+    assert capsys.readouterr().out.startswith("✓")
+
+
+def test_long_errors_and_functions_are_shown_in_one_line(capsys):
+    def long(function):
+        raise RuntimeError("a page\n" * 200)
+
+    compare(long, lambda function: 1, [(long,)])
+    out = capsys.readouterr().out
+    assert "f(long): expected a result, got RuntimeError('a page" in out
+    assert out.count("\n") == 1 and len(out) < 300
