@@ -36,6 +36,7 @@ def test_each_instruction_set_has_a_cache_of_its_own(monkeypatch):
     assert len(folders) == 3 and all(Path(folder).parent.is_dir() for folder in folders)
 
 
+@pytest.mark.slow
 def test_code_for_another_instruction_set_is_not_found_again(tmp_path):
     """What the folder prevents: in one folder, a process runs what another one compiled."""
     program = (

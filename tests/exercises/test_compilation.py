@@ -1,6 +1,10 @@
 """Wrong answers that chapter 12 must refuse, and right ones, written otherwise, that it takes."""
 
+import ast
+import inspect
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +12,8 @@ import torch.nn.functional as F
 
 from helpers.exercises import check
 from helpers.exercises import compilation as exercises
+
+NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "12_compilation.ipynb"
 
 
 @pytest.fixture
@@ -302,3 +308,18 @@ def test_clipping_against_pytorch():
     for v, limit in exercises._vectors():
         expected = v * min(1.0, limit / v.norm().item()) if v.numel() and v.any() else v
         torch.testing.assert_close(exercises._clip(v, limit), expected)
+
+
+def test_the_chapter_shows_the_functions_that_are_counted():
+    """They stand in the notebook, to be read, and in the reference: they must be the same."""
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if "exercise" in tags(cell)]
+    (shown,) = [ast.parse(source) for source in sources if "compilation.graphs" in source]
+    bodies = {f.name: f.body for f in shown.body if isinstance(f, ast.FunctionDef)}
+    for name, function in exercises.FUNCTIONS.items():
+        counted = ast.parse(inspect.getsource(function)).body[0]
+        assert list(map(ast.dump, bodies[name])) == list(map(ast.dump, counted.body))
+
+
+def tags(cell):
+    return cell["metadata"].get("tags", [])
