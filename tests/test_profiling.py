@@ -102,7 +102,7 @@ def test_a_trace_is_read_as_nested_slices(slices):
 
 def written(tmp_path, *events):
     path = tmp_path / "trace.json"
-    path.write_text(json.dumps({"traceEvents": events}))
+    path.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
     return [(s["name"], s["start"], s["end"], s["depth"]) for s in profiling.read_trace(path)]
 
 

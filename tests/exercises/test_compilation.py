@@ -323,3 +323,9 @@ def test_the_chapter_shows_the_functions_that_are_counted():
 
 def tags(cell):
     return cell["metadata"].get("tags", [])
+
+
+def test_prepare_may_not_change_its_tensor():
+    count = exercises._counting(lambda v: v + 1)
+    with pytest.raises(ValueError, match="prepare must return the tensor that it was given"):
+        count((4, 7))
