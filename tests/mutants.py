@@ -42,7 +42,9 @@ def planted(modules: Iterable[str] = ()) -> list[dict]:
                 raise ValueError(f"{name}: expected old, new and maybe {KEYS}, got {set(mistake)}")
             count = source.count(mistake["old"])
             if count != 1:
-                raise ValueError(f"{name}: expected {mistake['old']!r} once in the file, got {count}")
+                raise ValueError(
+                    f"{name}: expected {mistake['old']!r} once in the file, got {count}"
+                )
             found.append({"name": name, "file": file, "tests": tests_of(file)} | mistake)
     wanted = set(modules)
     return [m for m in found if not wanted or Path(m["file"]).stem in wanted]
@@ -133,7 +135,9 @@ def main() -> int:
     caught = verdicts.count(False)
     share = caught / len(mistakes)
     minutes = (time.monotonic() - start) / 60
-    print(f"{caught} of {len(mistakes)} caught ({share:.1%}), {wrong} not as said, {minutes:.1f} min")
+    print(
+        f"{caught} of {len(mistakes)} caught ({share:.1%}), {wrong} not as said, {minutes:.1f} min"
+    )
     return int(wrong > 0 or (share < GOAL and not arguments.modules))
 
 
