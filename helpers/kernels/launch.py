@@ -1,4 +1,14 @@
-"""Chapter 13: what the kernel files share: operators, launching, block sizes, input checks."""
+"""Chapter 13: what the kernel files share: operators, launching, block sizes, input checks.
+
+Names in the kernels, and those of Triton's tutorials and of the FlashAttention papers:
+
+    at, row, col, t, s     offs, offs_m, offs_n          offsets of a tile's elements
+    inside                 mask                          what lies within the tensor
+    top                    m_i                           maximum so far
+    total                  l_i                           sum of exponentials so far
+    lse                    L, or m + log l               log of the sum of exponentials
+    BT, BS, BM, BN, BK     BLOCK_M, BLOCK_N, BLOCK_K     sides of a tile
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

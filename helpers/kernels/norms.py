@@ -72,13 +72,11 @@ def _forward_kernel(
 
 
 @triton.jit
-def _normalized(x, stats_ptr, row, inside, R, CENTER: tl.constexpr):
-    """Return x_hat again, from the saved statistics, and r; x_hat is 0 outside."""
-    r = tl.load(stats_ptr + row, row < R, 0.0)
-    if CENTER:
-        x -= tl.load(stats_ptr + R + row, row < R, 0.0)
-        x -= tl.load(stats_ptr + 2 * R + row, row < R, 0.0)
-    return tl.where(inside, x * r, 0.0), r
+def _centered(x, stats_ptr, row, inside, R):
+    """Return x without its mean, as in the forward pass; 0 outside."""
+    x -= tl.load(stats_ptr + R + row, row < R, 0.0)
+    x -= tl.load(stats_ptr + 2 * R + row, row < R, 0.0)
+    return tl.where(inside, x, 0.0)
 
 
 @triton.jit
@@ -117,7 +115,10 @@ def _backward_kernel(
         inside = (row < R) & (col < D)
         x = tl.load(x_ptr + row * x_stride + col, inside, 0.0).to(ACC)
         dy = tl.load(dy_ptr + row * D + col, inside, 0.0).to(ACC)
-        x_hat, r = _normalized(x, stats_ptr, row, inside, R, CENTER)
+        r = tl.load(stats_ptr + row, row < R, 0.0)
+        if CENTER:
+            x = _centered(x, stats_ptr, row, inside, R)
+        x_hat = x * r
         g = dy * w
         dx = g - x_hat * (tl.sum(g * x_hat, 1, keep_dims=True) / D)
         if CENTER:
@@ -151,10 +152,10 @@ def _backward_sums_kernel(
         inside = (row < R) & (col < D)
         x = tl.load(x_ptr + row * x_stride + col, inside, 0.0).to(ACC)
         dy = tl.load(dy_ptr + row * D + col, inside, 0.0).to(ACC)
-        x_hat, _ = _normalized(x, stats_ptr, row, inside, R, CENTER)
-        dw += dy * x_hat
         if CENTER:
+            x = _centered(x, stats_ptr, row, inside, R)
             db += dy
+        dw += dy * x * tl.load(stats_ptr + row, row < R, 0.0)
     _store_sums(sums_ptr, dw, db, tl.program_id(1), col, D, CENTER)
 
 

@@ -229,8 +229,8 @@ MISTAKES = [
     (
         norms,
         "gradient of the weight without r",
-        "return tl.where(inside, x * r, 0.0), r",
-        "return tl.where(inside, x, 0.0), r",
+        "x_hat = x * r",
+        "x_hat = x",
     ),
     (
         norms,
