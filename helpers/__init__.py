@@ -13,7 +13,6 @@
                        checkpoint      files that are atomic to write and safe to read
                        schedules       learning rates as functions of the step
                        callbacks       progress bar, history, TensorBoard, checkpoints, early stop
-                       crash           a job to be killed and resumed
     07_mnist           mnist           the recipe, its evaluation, a digit of one's own
     09_memory          memory          the bytes that autograd saves for backward
     11_profiling       profiling       clocks, profiles as rows, exact counts, the roofline

@@ -1,12 +1,6 @@
 """Chapter 06: learning rates as pure functions of the step — nothing to save, easy to draw."""
 
 import math
-import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import torch
-from torch.optim import Optimizer
 
 
 def warmup_cosine(step: int, *, peak: float, warmup: int, total: int, floor: float = 0.0) -> float:
@@ -47,28 +41,3 @@ def one_cycle(step: int, *, peak: float, total: int, warmup: float = 0.2) -> flo
     else:  # all steps go up, this is the last
         return peak
     return low + (high - low) * (1 - math.cos(math.pi * progress)) / 2
-
-
-def rates_used(
-    make: Callable[[Optimizer], Any],
-    steps: int,
-    *,
-    metrics: Sequence[float] | None = None,
-    scheduler_first: bool = False,
-) -> list[float]:
-    """Return the rates that `steps` updates really use under the `torch.optim` scheduler `make`s.
-
-    The optimizer's own rate is 1. metrics: one number for each `scheduler.step(number)`.
-    scheduler_first: step the scheduler before the optimizer, which is wrong: to see what it does.
-    """
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    rates, scheduler = [], make(optimizer)
-    for n in range(steps):
-        with warnings.catch_warnings(action="ignore"):  # wrong use warns; it is asked for here
-            if scheduler_first:
-                scheduler.step()
-            rates.append(round(optimizer.param_groups[0]["lr"], 12))
-            optimizer.step()
-            if not scheduler_first:
-                scheduler.step(*([] if metrics is None else [metrics[n]]))
-    return rates

@@ -6,9 +6,7 @@ from torch.optim.lr_scheduler import (
     CosineAnnealingLR,
     LinearLR,
     OneCycleLR,
-    ReduceLROnPlateau,
     SequentialLR,
-    StepLR,
 )
 
 from helpers import schedules
@@ -79,29 +77,3 @@ def test_one_cycle_that_only_goes_up():
 def test_the_rise_is_a_share_of_the_steps(warmup):
     with pytest.raises(ValueError, match=f"0 <= warmup <= 1, got {warmup}"):
         schedules.one_cycle(0, peak=1, total=5, warmup=warmup)
-
-
-def test_rates_used_are_those_of_a_plain_loop():
-    def make(o):
-        return StepLR(o, 2, gamma=0.1)
-
-    assert schedules.rates_used(make, 5) == pytest.approx([1, 1, 0.1, 0.1, 0.01])
-    assert schedules.rates_used(make, 0) == []
-    late = schedules.rates_used(make, 5, scheduler_first=True)
-    assert late == pytest.approx([1, 0.1, 0.1, 0.01, 0.01])
-
-
-def test_rates_used_hands_metrics_to_the_scheduler():
-    def plateau(o):
-        return ReduceLROnPlateau(o, factor=0.5, patience=1)
-
-    rates = schedules.rates_used(plateau, 5, metrics=[2.0, 1, 1, 1, 1])
-    assert rates == [1, 1, 1, 1, 0.5]
-    with pytest.raises(TypeError, match="metrics"):
-        schedules.rates_used(plateau, 1)
-
-
-def test_rates_used_keeps_warnings_to_itself(recwarn):
-    schedules.rates_used(lambda o: StepLR(o, 2), 3, metrics=[0.5] * 3)
-    schedules.rates_used(lambda o: StepLR(o, 2), 3, scheduler_first=True)
-    assert not recwarn

@@ -2,62 +2,56 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 
+from helpers.pictures import draw
 from helpers.pictures import training as pictures
 
-
-def test_one_update_tells_what_each_step_did():
-    seen = pictures.watch_one_update()
-    assert list(seen) == list(pictures.STEPS)
-    graph, loss, gradients, weights, momentum = zip(*seen.values(), strict=True)
-    saved = [int(text.split()[0]) for text in graph[1:3]]
-    assert 0 < saved[0] < saved[1] and set(graph[3:]) == {"freed"}
-    assert loss[1] == "–" and len(set(loss[2:])) == 1
-    assert gradients[2] == gradients[5] == "None" and gradients[3].startswith("norm")
-    assert weights[3] == "as they were" and weights[4].startswith("moved")
-    assert momentum[3] == "none yet" and momentum[4] == gradients[4]  # the first velocity is g
+NAMES = ["graph", "loss", "gradients", "weights", "momentum"]
 
 
-@pytest.mark.parametrize("after", pictures.STEPS)
-def test_five_steps_mark_the_current_one(ax, after):
-    pictures.draw_five_steps(ax, after)
-    blue = [
-        p for p in ax.patches if p.get_facecolor()[:3] == pytest.approx((0, 0.447, 0.698), abs=1e-2)
-    ]
-    assert len(ax.patches) == 5 and len(blue) == (after != "start")
-    orange = [t for t in ax.texts if t.get_color() == pictures.ORANGE]
-    assert len(orange) == {"start": 0, "loss": 2, "backward": 2, "step": 2}.get(after, 1)
+@pytest.fixture
+def seen():
+    """At each of the five steps one more of the five texts changes."""
+    stages = ["start", *pictures.CODE]
+    return {
+        stage: {name: f"{name} {int(k < at)}" for k, name in enumerate(NAMES)}
+        for at, stage in enumerate(stages)
+    }
 
 
-def test_valley_is_lowest_at_one_one_and_batches():
-    p = torch.rand(3, 4, 2, dtype=torch.float64)
-    assert pictures.valley(p).shape == (3, 4) and (pictures.valley(p) > 0).all()
-    assert pictures.valley(torch.ones(2)) == 0
+def faces(ax):
+    return [tuple(round(v, 2) for v in patch.get_facecolor()[:3]) for patch in ax.patches]
 
 
-@pytest.mark.parametrize("name", pictures.OPTIMIZERS)
-def test_every_optimizer_descends_at_some_rate(name):
-    ends = [
-        pictures.valley(pictures.descend(name, lr)[-1]).item() for lr in (0.001, 0.01, 0.1, 1.0)
-    ]
-    assert min(ends) < 3 < pictures.valley(pictures.descend(name, 0.1, steps=0)[0])
+@pytest.mark.parametrize("after", ["start", *pictures.CODE])
+def test_five_steps_mark_the_current_one_and_what_it_changed(ax, seen, after):
+    pictures.draw_five_steps(ax, seen, after)
+    at = list(seen).index(after)
+    blue, pale, white = (0.0, 0.45, 0.7), (0.83, 0.9, 0.95), (1.0, 1.0, 1.0)
+    current = [] if after == "start" else [blue]
+    done = [pale] * max(at - 1, 0)
+    assert faces(ax) == done + current + [white] * (5 - len(done) - len(current))
+    orange = [t.get_text() for t in ax.texts if t.get_color() == draw.ORANGE]
+    assert orange == ([] if after == "start" else [f"{NAMES[at - 1]} 1"])
 
 
-def test_plain_sgd_takes_the_step_of_its_formula():
-    path = pictures.descend("SGD", 0.001, steps=1)
-    p = path[0].clone().requires_grad_()
-    pictures.valley(p).backward()
-    assert torch.equal(path[1], path[0] - 0.001 * p.grad)
+def bowl(p):
+    return ((p - 1) ** 2).sum(-1)
 
 
-def test_a_lost_path_stops_and_says_so(ax):
-    pictures.draw_descent(ax, "SGD", 1.0)
-    assert ax.get_title().startswith("lost after ")
-    assert len(pictures.descend("SGD", 1.0)) < 20
+def test_a_lost_path_says_so(ax):
+    pictures.draw_descent(ax, bowl, torch.tensor([[0.0, 0.0], [9.0, 9.0], [5e3, 1.0]]))
+    assert ax.get_title() == "lost after 2 steps"
+    x, y = ax.lines[0].get_data()
+    assert max(abs(v) for v in [*x, *y]) <= 3  # it stays near the picture
 
 
-def test_a_good_path_shows_its_loss(ax):
-    pictures.draw_descent(ax, "LBFGS", 1.0)
-    assert float(ax.get_title().split()[1]) < 1e-6
+def test_a_good_path_shows_its_loss_and_begins_and_ends_where_it_should(ax):
+    path = torch.tensor([[-1.0, 0.0], [0.0, 0.5], [1.0, 1.0]])
+    pictures.draw_descent(ax, bowl, path)
+    assert ax.get_title() == "loss 0e+00"
+    line, _, start, star, end = [torch.tensor(line.get_xydata()) for line in ax.lines]
+    assert torch.equal(line.float(), path)
+    assert start.tolist() == [[-1.0, 0.0]] and star.tolist() == end.tolist() == [[1.0, 1.0]]
 
 
 @pytest.mark.parametrize("behind", [True, False])
@@ -73,7 +67,21 @@ def test_panels(behind):
     assert (axes[0].get_legend() is None) == behind
 
 
-@pytest.mark.parametrize(("angle", "turned"), [(0, 0), (30, 15), (45, 0), (90, 0)])
-def test_clipping_by_value_turns_the_gradient(ax, angle, turned):
-    pictures.draw_clip(ax, angle)
-    assert f"turned {turned}°" in ax.get_title()
+@pytest.mark.parametrize(
+    ("gradient", "by_value", "title"),
+    [
+        ([2.5, 0.0], [1.0, 0.0], "by value: turned 0°, length 1.0"),
+        ([2.0, 1.0], [1.0, 1.0], "by value: turned 18°, length 1.4"),  # 45° - atan(1/2)
+    ],
+)
+def test_clipping_by_value_turns_the_gradient(ax, gradient, by_value, title):
+    gradient, by_value = torch.tensor(gradient), torch.tensor(by_value)
+    pictures.draw_clip(ax, gradient, by_value, gradient / gradient.norm())
+    assert ax.get_title() == title
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == [
+        "gradient",
+        "by value",
+        "by norm",
+    ]
+    tips = [tuple(a.xy) for a in ax.texts]
+    assert tips[:2] == [tuple(gradient.tolist()), tuple(by_value.tolist())]
