@@ -50,12 +50,13 @@ def pad(model: nn.Sequential, example: Tensor | None = None, *, mean: float, std
 @torch.inference_mode()
 def _predict(model: nn.Sequential, image: Tensor) -> Tensor:
     """Return class probabilities [C] for float32 [1, 1, 28, 28]; the model's mode stays."""
+    device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    device = next(model.parameters()).device
-    probabilities = model(image.to(device)).softmax(1)[0].cpu()
-    model.train(was_training)
-    return probabilities
+    try:
+        return model(image.to(device)).softmax(1)[0].cpu()
+    finally:
+        model.train(was_training)
 
 
 def export_layers(model: nn.Sequential) -> list[dict[str, Any]]:

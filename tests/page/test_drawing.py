@@ -172,3 +172,11 @@ def test_pad_repeats_and_leaves_the_model_as_it_was(bundle):
 def test_an_example_of_another_form_is_refused(bundle, example):
     with pytest.raises(ValueError, match=r"expected an example uint8 \[1, 28, 28\], got torch"):
         bundle(models.ConvNet(width=2), example)
+
+
+def test_the_models_mode_stays_also_when_it_cannot_read_an_image():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(5, 10))
+    assert model.training
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        drawing.pad(model, mean=0.0, std=1.0)
+    assert model.training
