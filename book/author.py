@@ -118,15 +118,11 @@ def review(paths: list[Path]) -> int:
 
 
 def check() -> int:
-    """Print what the drift gate and the rules of shape find, and the cells of unusual length."""
-    found, lengths = pairing.problems(ROOT), pairing.unusual_lengths(ROOT)
+    """Print what the drift gate and the rules of shape find."""
+    found = pairing.problems(ROOT)
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         shape = structure.problems(language.read_notebook(path), path.stem, path.stat().st_size)
         found += [f"notebooks/{path.name}: {line}" for line in shape]
-    if lengths:
-        low, high = pairing.LENGTH
-        print(f"Prose cells outside {low}–{high} words (a report, not a failure):")
-        print(*lengths, sep="\n")
     print(*found, sep="\n")
     print(f"{len(found)} problems")
     return int(bool(found))

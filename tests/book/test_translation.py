@@ -199,8 +199,3 @@ def test_the_lock_file_knows_new_gone_and_unchanged_pairs():
 def test_a_label_stands_once_in_the_book():
     assert pairing.duplicate_labels([pair(), pair()])
     assert not pairing.duplicate_labels([pair()])
-
-
-def test_length_counts_both_scripts():
-    assert prose.length("one two `code` three") == 3
-    assert prose.length("六个汉字在此") == 4

@@ -21,7 +21,6 @@ from .language import LANGUAGES, blocks, read_notebook
 LOCK = Path("book/translations.lock.json")
 REVIEW = "python book/author.py review"
 PHRASES = ("您", "大家", "让我们来", "值得注意的是", "众所周知")
-LENGTH = (40, 120)
 SPAN = re.compile(r"(?:\{[\w:-]+\})?`[^`\n]+`|\[[^\]\n]+\]\([^)\n]+\)")
 
 
@@ -288,15 +287,3 @@ def problems(root: Path) -> list[str]:
         wrong += chinese_rules(pair.zh, terms)
         found += [f"{pair.place}: {line}" for line in wrong]
     return [*found, *duplicate_labels(pairs), *lock_problems(pairs, read_lock(root))]
-
-
-def unusual_lengths(root: Path) -> list[str]:
-    """Prose cells outside the usual length: a report, not a failure."""
-    low, high = LENGTH
-    return [
-        f"{pair.place}: {prose.length(pair.en)} words"
-        for pair in collect(root)[0]
-        if pair.file.endswith(".ipynb")
-        and not pair.key.endswith(("caption", "alt"))
-        and not low <= prose.length(pair.en) <= high
-    ]

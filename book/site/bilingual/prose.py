@@ -136,10 +136,3 @@ def spelled_numbers(text: str) -> Counter:
     letters = "".join([*CHINESE_DIGITS, *CHINESE_UNITS])
     chinese = (chinese_number(run) for run in re.findall(f"[{letters}]+", text))
     return Counter(float(n) for n in (*english, *chinese) if n is not None)
-
-
-def length(text: str) -> int:
-    """Words of a text; a Chinese character counts as two thirds of an English word."""
-    text = words_only(text)
-    latin = len(re.findall(r"[A-Za-z0-9][\w'’.-]*", re.sub(f"[{CJK}]", " ", text)))
-    return latin + round(len(re.findall(f"[{CJK}]", text)) / 1.5)
