@@ -1,7 +1,7 @@
 """Both languages say the same, and the gate that holds it can fail."""
 
 import pytest
-from bilingual import pairing, prose
+from bilingual import pairing
 from bilingual.pairing import Pair
 
 TERMS = [{"en": "stride", "zh": "步长", "never": ["步幅"]}]
