@@ -50,6 +50,13 @@ def test_seed_everything_repeats_all_generators():
     assert random.random() != first[0]
 
 
+def test_the_generator_for_a_loader_follows_the_seed():
+    assert environment.seed_everything(7).initial_seed() == 7
+    seeds = (1, 1, 2)
+    first, second, other = (torch.rand(3, generator=environment.seed_everything(s)) for s in seeds)
+    assert first.equal(second) and not first.equal(other)
+
+
 def test_seed_everything_refuses_nondeterministic_operations():
     environment.seed_everything(0)
     assert torch.are_deterministic_algorithms_enabled()
@@ -107,6 +114,17 @@ def test_reseeding_leaves_other_datasets_alone():
     parts = [environment.Noisy(torch.zeros(2, 1), torch.arange(2)) for _ in range(2)]
     joined = DataLoader(ConcatDataset(parts), num_workers=1, worker_init_fn=environment.seed_worker)
     assert len(list(joined)) == 4
+
+
+def test_only_a_generator_is_replaced(monkeypatch):
+    plain = torch.utils.data.TensorDataset(torch.zeros(4, 1))
+    without = environment.Noisy(torch.zeros(2, 1), torch.arange(2))
+    for dataset in (plain, without):
+        info = SimpleNamespace(dataset=Subset(dataset, [0]), seed=1)
+        monkeypatch.setattr(environment, "get_worker_info", lambda info=info: info)
+        environment.seed_worker(0)
+    assert not hasattr(plain, "rng")
+    assert without.rng is None
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 2), (0, 2), (3, 1, 2)])
