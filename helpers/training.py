@@ -110,8 +110,10 @@ class Trainer:
                 epochs = itertools.chain.from_iterable(itertools.repeat(loader))
                 return itertools.islice(epochs, n, None)
 
-        For, the batches draw from generators of their own (`_OwnRandomness`). Not covered: a
-        `generator=` that is made outside `batches_from`, and draws on an accelerator.
+        because the batches draw from generators of their own (`_OwnRandomness`): no draw of the
+        model moves them. Reading again all that was dropped takes time; a pure function takes
+        none. Not covered: a `generator=` that is made outside `batches_from`, other state that a
+        dataset keeps, and what the batches draw on an accelerator.
 
         on_step: called with the Trainer and the step's metrics after each step; they may `save`,
         `stop`, and switch the model to evaluation: every step begins with `model.train()`.
@@ -151,7 +153,9 @@ class Trainer:
         Raises FloatingPointError when the loss or the norm of the gradient is not finite, before
         weights and optimizer are touched. (BatchNorm has seen the batch by then: go on from a
         checkpoint.) In float16 such a gradient is a matter of the scale: the update is skipped and
-        the scale halved; 40 updates skipped in a row raise the error.
+        the scale halved; 40 updates skipped in a row raise the error. An interrupt during the
+        forward and backward passes is forgotten by the next step; one in the middle of the update
+        itself leaves some weights updated: go on from a checkpoint, too.
         Raises ValueError when `batches` has no batch left, or the learning rate is not finite.
         """
         config = self.config

@@ -432,6 +432,19 @@ def test_batches_keep_their_form_and_move_to_the_device(wrap):
     assert [getattr(p, "is_meta", p) for p in parts] == [True, True, "text"][: len(batch)]
 
 
+def test_the_batch_is_moved_before_the_loss_sees_it():
+    trainer, seen = linear(), []
+    trainer.device = torch.device("meta")  # stands for any other device
+
+    def loss_fn(model, batch):
+        seen.append([t.device.type for t in batch])
+        return model.weight.sum()
+
+    trainer.loss_fn = loss_fn
+    trainer.train_step(iter(pairs(1)))
+    assert seen == [["meta", "meta"]]
+
+
 def test_a_tensor_is_a_batch_and_what_can_move_itself_does():
     x = pairs(1)[0][0]
     moved = _to_device(x, torch.device("meta"))
@@ -973,6 +986,8 @@ def test_two_processes_equal_one(forkserver, tmp_path, sharded):
         assert got["nan loss"].startswith("FloatingPointError: loss is nan at step 3")
         assert got["nan gradient"].startswith("FloatingPointError: gradient norm is nan at step 3")
         assert got["finite"]
+        # 3 updates of 2 micro-batches: DDP exchanges gradients after the second of each only
+        assert got["without exchange"] == (0 if sharded else 3)
         if sharded:
             assert got["save"].startswith("NotImplementedError: this model is sharded")
         else:
