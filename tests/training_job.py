@@ -87,7 +87,10 @@ class Noisy(Dataset):
 
 def loader_batches(workers, eager=False):
     """A DataLoader without `generator=`, again and again; 6 batches are an epoch."""
-    loader = DataLoader(Noisy(), batch_size=16, shuffle=True, drop_last=True, num_workers=workers)
+    # forked workers end when their parent is killed; a forkserver's have another parent
+    context = "fork" if workers else None
+    options = {"num_workers": workers, "multiprocessing_context": context}
+    loader = DataLoader(Noisy(), batch_size=16, shuffle=True, drop_last=True, **options)
 
     def batches_from(n):
         epochs = itertools.repeat(loader)
