@@ -20,7 +20,7 @@ class SavedTensors(saved_tensors_hooks):
     """
 
     def __init__(self, exclude: Iterable[Tensor] = ()):
-        self._excluded = {t.untyped_storage().data_ptr() for t in exclude}
+        self._excluded = {_storage(t) for t in exclude}
         self._alive: weakref.WeakSet[Tensor] = weakref.WeakSet()
         super().__init__(self._pack, lambda packed: packed)
 
@@ -36,10 +36,15 @@ class SavedTensors(saved_tensors_hooks):
     @property
     def tensors(self) -> list[Tensor]:
         """What is saved now, one tensor for each storage, in no particular order."""
-        found = {t.untyped_storage().data_ptr(): t for t in self._alive}
-        return [tensor for pointer, tensor in found.items() if pointer not in self._excluded]
+        found = {_storage(t): t for t in self._alive}
+        return [tensor for storage, tensor in found.items() if storage not in self._excluded]
 
     @property
     def bytes(self) -> int:
         """Bytes of the storages saved now."""
         return sum(t.untyped_storage().nbytes() for t in self.tensors)
+
+
+def _storage(tensor: Tensor) -> int:
+    """The storage itself, as a number: under `FakeTensorMode` its data has no address."""
+    return tensor.untyped_storage()._cdata

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from helpers import models
 from helpers.memory import SavedTensors
@@ -131,3 +132,11 @@ def test_hooks_switch_the_version_check_off():
     y.detach().zero_()
     y.sum().backward()
     assert x.grad.count_nonzero() == 0
+
+
+def test_sizes_without_data_count_as_well():
+    with FakeTensorMode():
+        x, y = (torch.empty(1000, requires_grad=True) for _ in range(2))
+        with SavedTensors(exclude=[x]) as saved:
+            out = (x * y).exp()
+        assert saved.bytes == 2 * 4000 and out.requires_grad  # y, and the result of exp
