@@ -6,20 +6,24 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Polygon, Rectangle
 
 from helpers.page.records import Record
-
-BLUE, PALE, ORANGE, PEACH, GREEN, GRAY = "#0072B2 #D3E5F2 #D55E00 #F8DCC4 #00795A #666666".split()
+from helpers.pictures.draw import BLUE, GRAY, GREEN, ORANGE, PALE, PEACH, box, frame
 
 
 def draw_programs(ax: Axes, program: int, BLOCK: int, N: int = 13) -> None:
     """Draw which of N elements one program of the grid loads, and which lanes the mask stops."""
-    grid, at = -(-N // BLOCK), [program * BLOCK + lane for lane in range(BLOCK)]
+    grid = -(-N // BLOCK)
+    at = [program * BLOCK + lane for lane in range(BLOCK)]
+
     for k in range(grid):
-        _box(ax, (4 * k + 2, 3), 3.4, f"program {k}", BLUE if k == program else "white")
+        face, color = (BLUE, "white") if k == program else ("white", "black")
+        box(ax, (4 * k + 2, 3), f"program {k}", face, size=(3.4, 1), color=color, fontsize=9)
     for k in range(N):
-        _box(ax, (k + 0.5, 0), 1, k, PALE if k in at else "white")
+        box(ax, (k + 0.5, 0), k, PALE if k in at else "white", fontsize=9)
+
     if program < grid:
-        for k in at[max(N - program * BLOCK, 0) :]:
-            _box(ax, (k + 0.5, 0), 1, k, PEACH, dashed=True)
+        for k in at:
+            if k >= N:
+                box(ax, (k + 0.5, 0), k, PEACH, fontsize=9, dashed=True)
         corners = [(4 * program + 0.3, 2.5), (4 * program + 3.7, 2.5), (at[-1] + 1, 0.5)]
         ax.add_patch(Polygon([*corners, (at[0], 0.5)], fc=PALE, alpha=0.5, zorder=0))
         mask = [int(k < N) for k in at]
@@ -29,9 +33,10 @@ def draw_programs(ax: Axes, program: int, BLOCK: int, N: int = 13) -> None:
     else:
         ax.text(0, -1.2, f"not launched: {N} elements in blocks of {BLOCK}", color=ORANGE)
         ax.text(0, -2.0, f"take {grid} programs, 0 to {grid - 1}", color=ORANGE)
+
     ax.text(16.2, 3, "grid", va="center", color=GRAY)
     ax.text(16.2, 0, "memory", va="center", color=GRAY)
-    _frame(ax, (-0.2, 18.6), (-3.2, 3.8))
+    frame(ax, (-0.2, 18.6), (-3.2, 3.8))
 
 
 def draw_sectors(ax: Axes, sectors: Sequence[int], used: int) -> None:
@@ -45,7 +50,7 @@ def draw_sectors(ax: Axes, sectors: Sequence[int], used: int) -> None:
     moved, lines = 32 * len(sectors), len({s // 4 for s in sectors})
     ax.text(0, 2.9, f"sectors of 32 B: {len(sectors)}, lines of 128 B: {lines}", size=11)
     ax.text(0, 1.7, f"{used} B asked for, {moved} B moved: {used / moved:.0%} useful", color=GREEN)
-    _frame(ax, (-5.5, 38), (-5.4, 4))
+    frame(ax, (-5.5, 38), (-5.4, 4))
 
 
 def draw_occupancy(ax: Axes, limits: dict[str, int], warps: int) -> None:
@@ -63,8 +68,7 @@ def draw_occupancy(ax: Axes, limits: dict[str, int], warps: int) -> None:
     ax.text(0, 0.65, "programs that fit, by resource", color=GRAY)
     line = f"{fit} × {warps} warps resident: occupancy {fit * warps / 64:.0%}"
     ax.text(0, -6, line, color=BLUE, size=11)
-    ax.axis("off")
-    ax.set(xlim=(-20, 65), ylim=(-6.2, 1.2))
+    frame(ax, (-20, 65), (-6.2, 1.2), equal=False)
 
 
 def draw_online(
@@ -73,16 +77,18 @@ def draw_online(
     """Draw the scores x, the blocks read so far, and the running (maximum, sum, factor)."""
     seen = step * block
     for k, score in enumerate(x):
-        fresh = seen - block <= k < seen
-        ax.bar(k, score, color=ORANGE if fresh else BLUE if k < seen else "#DDDDDD", width=0.8)
+        color = "#DDDDDD"  # not read yet
+        if k < seen:
+            color = ORANGE if k >= seen - block else BLUE
+        ax.bar(k, score, color=color, width=0.8)
         ax.text(k, score + 0.1, f"{score:g}", ha="center", size=8, color=GRAY)
     for edge in range(block, len(x), block):
         ax.axvline(edge - 0.5, color=GRAY, lw=0.6, ls=":")
     if step:
         top, total, factor = states[step - 1]
         ax.axhline(top, color=GREEN, lw=1.5)
-        lines = [f"maximum so far  {top:g}", f"sum so far  {total:.3f}"]
-        lines += [f"old sum was multiplied by {factor:.3f}" if step > 1 else "first block"]
+        old = f"old sum was multiplied by {factor:.3f}" if step > 1 else "first block"
+        lines = [f"maximum so far  {top:g}", f"sum so far  {total:.3f}", old]
     else:
         lines = ["nothing read yet", "maximum −∞, sum 0"]
     ax.text(len(x) + 0.3, max(x), "\n".join(lines), va="top", linespacing=1.7)
@@ -112,7 +118,7 @@ def draw_tiles(ax: Axes, tiles: Sequence[tuple[int, int]], size: int, wave: int)
     lines += [f"= {len(rows) + len(columns)} strips read", f"for {len(running)} tiles of C"]
     for k, line in enumerate(lines):
         ax.text(size + 7, 0.7 * size - 3 * k, line, weight="bold" if k == 2 else "normal")
-    _frame(ax, (-0.3, 1.95 * size), (-3, size + 3.6))
+    frame(ax, (-0.3, 1.95 * size), (-3, size + 3.6))
 
 
 def draw_shares(ax: Axes, record: Record) -> None:
@@ -134,15 +140,3 @@ def draw_shares(ax: Axes, record: Record) -> None:
 
 def _row(values: Sequence[int]) -> str:
     return "[" + " ".join(map(str, values)) + "]"
-
-
-def _box(ax: Axes, at: tuple, width: float, text: object, face: str, dashed: bool = False) -> None:
-    style = {"fc": face, "ec": "#444444", "lw": 0.8, "ls": "--" if dashed else "-"}
-    ax.add_patch(Rectangle((at[0] - width / 2, at[1] - 0.5), width, 1, **style))
-    color = "white" if face == BLUE else "black"
-    ax.text(*at, text, ha="center", va="center_baseline", color=color, size=9)
-
-
-def _frame(ax: Axes, x: tuple[float, float], y: tuple[float, float]) -> None:
-    ax.axis("off")
-    ax.set(xlim=x, ylim=y, aspect="equal")
