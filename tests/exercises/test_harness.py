@@ -1,13 +1,12 @@
 import sys
 import types
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from helpers.exercises import harness
-from helpers.exercises.harness import Exercise, check, check_kernel, compare
+from helpers.exercises.harness import Exercise, WrongAnswer, check, compare
 
 X = torch.arange(6.0).view(2, 3)
 
@@ -90,63 +89,6 @@ def test_gradients_of_an_empty_result(capsys):
     assert "is cut off from" in capsys.readouterr().out
 
 
-class Kernel:
-    """A function launched as kernels are: `kernel[grid](...)`."""
-
-    def __init__(self, fn):
-        self.fn = fn
-
-    def __getitem__(self, grid):
-        return partial(self.fn, grid)
-
-
-def scaled(grid, x, out, size, factor, BLOCK):
-    assert grid == (-(-size // BLOCK),)
-    out.copy_(x * factor)
-
-
-def stub(grid, x, out, size, factor, BLOCK): ...
-
-
-def half_written(grid, x, out, size, factor, BLOCK):
-    out[: size // 2] = x[: size // 2] * factor
-
-
-def beyond(grid, x, out, size, factor, BLOCK):
-    out.copy_(x * factor)
-    out.as_strided((1,), (1,), out.storage_offset() + size).zero_()
-
-
-def read_beyond(grid, x, out, size, factor, BLOCK):
-    out.copy_(x.as_strided((size,), (1,), x.storage_offset() + 1) * factor)
-
-
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (scaled, "✓ correct on 2 cases"),
-        (stub, "✗ not answered yet: replace the dots"),
-        (
-            half_written,
-            "value: 3 of 5 elements differ",
-        ),
-        (
-            beyond,
-            "expected a result, got IndexError('the kernel stored outside of",
-        ),
-        (
-            read_beyond,
-            "value: 5 of 5 elements differ, by up to 1.55e+03",
-        ),
-    ],
-)
-def test_a_kernel_is_watched_at_its_edges(function, message, capsys):
-    layout = lambda x, factor: (x.shape, (-(-len(x) // 4),), (len(x),), {"BLOCK": 4})  # noqa: E731
-    cases = [(torch.arange(5.0), 2.0), (torch.zeros(0), 1.0)]
-    check_kernel(Kernel(function), layout, lambda x, factor: x * factor, cases)
-    assert message in capsys.readouterr().out
-
-
 # ---- exercises by name
 
 
@@ -179,6 +121,20 @@ def test_an_answer_may_be_a_class(chapter, capsys):
     assert "value: 5 of 6 elements differ" in capsys.readouterr().out
     check("demo.layer", torch.nn.Flatten)
     assert capsys.readouterr().out.startswith("✓")
+
+
+def test_the_machinery_of_an_exercise_may_speak_itself():
+    def through(answer):
+        def call(x):
+            if answer is None:
+                raise WrongAnswer("expected something")
+            return answer(x)
+
+        return call
+
+    spec = Exercise(reference=torch.neg, cases=lambda: [(X,)], through=through)
+    assert harness._verdict(None, spec, "demo").endswith("4.0, 5.0]])): expected something")
+    assert harness._verdict(lambda x: -x, spec, "demo").startswith("✓")
 
 
 def test_unknown_names_are_refused(chapter):
