@@ -64,7 +64,10 @@ def test_operations_by_shape():
 
 
 def test_ranges_hold_their_calls():
-    found = profiling.by_range(profiling.trace(job, steps=2))
+    prof = profiling.trace(job, steps=2)
+    found = profiling.by_range(prof)
+    spans = [e.time_range.elapsed_us() for e in prof.events() if e.name == "outer"]
+    assert found["outer"]["us"] == pytest.approx(sum(spans))  # what lies inside counts once
     assert list(found) == ["outer"] and found["outer"]["calls"] == 4 and found["outer"]["us"] > 0
 
 
