@@ -21,7 +21,7 @@ if importlib.util.find_spec("helpers") is None:
     clone = pathlib.Path("pytorch-book").resolve()
     if not clone.exists():
         subprocess.run(["git", "clone", "--quiet", "--depth", "1", repository, clone], check=True)
-    project = tomllib.loads((clone / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((clone / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     missing = []
     extra = project.get("optional-dependencies", {}).get("@CHAPTER@", [])
     for requirement in project["dependencies"] + extra:

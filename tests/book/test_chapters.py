@@ -188,7 +188,7 @@ def test_execute_leaves_no_trace_of_the_machine(tmp_path):
     texts = ("import torch\ntorch.ones(2) + torch.ones(3)", "import json\njson.loads('{')")
     cells = [code(n, "raises-exception", text=text) for n, text in enumerate(texts, 1)]
     notebook = {"cells": cells, "metadata": {"widgets": {}}, "nbformat": 4, "nbformat_minor": 5}
-    path.write_text(json.dumps(notebook))
+    path.write_text(json.dumps(notebook), encoding="utf-8")
     assert author.main(["execute", str(path)]) == 0
     done = read_notebook(path)
     assert [c["id"] for c in done["cells"]] == ["c1", "c2"]
@@ -218,9 +218,9 @@ def test_execute_keeps_the_file_when_a_cell_fails(tmp_path, capsys):
     path = tmp_path / "00_fail.ipynb"
     notebook = {"cells": [code(1, text="1 / 0")], "metadata": {}}
     before = json.dumps({**notebook, "nbformat": 4, "nbformat_minor": 5})
-    path.write_text(before)
+    path.write_text(before, encoding="utf-8")
     assert author.main(["execute", str(path)]) == 1
-    assert path.read_text() == before
+    assert path.read_text(encoding="utf-8") == before
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 

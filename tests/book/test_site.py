@@ -150,7 +150,7 @@ def test_alt_text_is_escaped():
 
 def test_an_unreadable_notebook_is_named(tmp_path):
     path = tmp_path / "03_broken.ipynb"
-    path.write_text("{")
+    path.write_text("{", encoding="utf-8")
     with pytest.raises(ValueError, match="03_broken.ipynb: expected a notebook"):
         language.read_notebook(path)
 
@@ -395,7 +395,7 @@ def test_the_bootstrap_says_what_to_set(tmp_path):
 
 
 def test_the_bootstrap_does_nothing_where_helpers_are(tmp_path):
-    (tmp_path / "helpers.py").write_text("")
+    (tmp_path / "helpers.py").write_text("", encoding="utf-8")
     cell = "".join(notebooks.bootstrap_cell("", "sample", "en")["source"])
     done = subprocess.run([sys.executable, "-c", cell], cwd=tmp_path, capture_output=True)
     assert done.returncode == 0
@@ -425,7 +425,7 @@ def test_the_bootstrap_installs_only_what_is_missing(tmp_path):
 dependencies = ["torch>=2.11"]
 optional-dependencies = {sample = ["missing-one>=1"], another = ["missing-two>=1"]}
 """
-    (clone / "pyproject.toml").write_text(project)
+    (clone / "pyproject.toml").write_text(project, encoding="utf-8")
     target = tmp_path / "installed"
     pip = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_TARGET": str(target)}
     done = run_bootstrap(tmp_path, PYTORCH_BOOK_REPO="unused", **pip)
@@ -611,7 +611,10 @@ def test_every_internal_link_leads_somewhere(built):
 
 def test_the_link_checker_can_fail(tmp_path):
     path = tmp_path / "a.html"
-    path.write_text('<a href="b.html">x</a><a href="#nowhere">y</a><p id="here"><a href="#here">')
+    path.write_text(
+        '<a href="b.html">x</a><a href="#nowhere">y</a><p id="here"><a href="#here">',
+        encoding="utf-8",
+    )
     assert len(dead_links({path: Page(path)})) == 2
 
 
