@@ -43,7 +43,7 @@ def save_atomic(state: dict[str, Any], path: str | Path) -> None:
             if path.exists():
                 os.chmod(file.name, stat.S_IMODE(path.stat().st_mode))
             torch.save(state, file)
-            file.flush()
+            file.flush()  # torch.save does it, too, but does not promise to
             _require_loadable(path, file.name)
             os.fsync(file.fileno())  # the data first: a name must never lead to half a file
             if os.name == "nt":

@@ -259,6 +259,26 @@ def test_the_device_is_waited_for_once_a_look(monkeypatch, check_every, reads):
     assert counts == {"tolist": reads}
 
 
+def test_looking_seldom_an_infinite_loss_with_a_finite_gradient_is_left_out_as_well():
+    trainer = fused(check_every=2, steps=2)
+    before = copy.deepcopy(trainer.model.state_dict())
+    trainer.loss_fn = lambda m, b: plain_loss(m, b) + float("inf")
+    with pytest.raises(FloatingPointError, match="loss is inf at step 0"):
+        trainer.fit(lambda s: iter(pairs(2)))
+    assert_same(dict(trainer.model.state_dict()), before)
+
+
+def test_a_skipped_update_does_not_stick_to_the_optimizer():
+    first = fused(check_every=2, steps=2)
+    nan_gradient(first, at=1)
+    with pytest.raises(FloatingPointError, match="gradient norm is nan at step 1"):
+        first.fit(lambda s: iter(pairs(2)))
+    before = first.model.weight.detach().clone()
+    second = Trainer(first.model, first.optimizer, plain_loss, TrainConfig(steps=1))
+    second.fit(lambda s: iter(pairs(1)))
+    assert not torch.equal(second.model.weight, before)
+
+
 def test_looking_seldom_needs_a_fused_optimizer():
     with pytest.raises(ValueError, match="check_every=2 needs .* expected fused=True, got SGD"):
         linear(check_every=2)
@@ -370,7 +390,7 @@ def two_groups(rates, lr_at=None):
 
 
 def test_parameter_groups_keep_their_ratio_to_the_first():
-    trainer = two_groups([0.5, 0.125], lambda step: 1.0 / (step + 1))
+    trainer = two_groups([0.5, 0.125], lambda step: 1.0 - step / 4)  # 0 in the end
     seen = []
     for _ in range(2):  # a second Trainer finds the rates where the first one left them
         trainer.fit(
@@ -380,7 +400,7 @@ def test_parameter_groups_keep_their_ratio_to_the_first():
         trainer = Trainer(
             trainer.model, trainer.optimizer, plain_loss, trainer.config, trainer.lr_at
         )
-    assert seen == [[1.0 / k, 0.25 / k] for k in range(1, 6)] * 2
+    assert seen == [[1.0, 0.25], [0.75, 0.1875], [0.5, 0.125], [0.25, 0.0625], [0.0, 0.0]] * 2
 
 
 def test_a_ratio_to_zero():
@@ -717,6 +737,20 @@ def test_all_is_validated_before_anything_changes(tmp_path, saved, path, value, 
     refused(trainer, tmp_path / "other.pt", message)
     trainer.load(tmp_path / "c.pt")
     assert trainer.step == 3
+
+
+def test_the_scale_is_restored(tmp_path, saved):
+    torch.save(change(saved, ["scaler", "scale"], 2.0**10), tmp_path / "other.pt")
+    trainer = job.make_trainer(torch.float16)
+    trainer.load(tmp_path / "other.pt")
+    assert trainer.scaler.get_scale() == 2.0**10
+
+
+def test_a_schedule_may_use_numpy(tmp_path):
+    trainer = linear()
+    trainer.lr_at = lambda step: np.float64(0.1)
+    trainer.fit(lambda s: iter(pairs(5)), [callbacks.Checkpoints(tmp_path / "c.pt", every=1)])
+    linear().load(tmp_path / "c.pt")
 
 
 def with_optimizer(kind, **options):
