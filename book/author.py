@@ -141,7 +141,29 @@ def new(stem: str, english: str, chinese: str) -> int:
         template = template.replace(f"@{name}@", value)
     write(path, chapter(template.replace("@LABEL@", stem.replace("_", "-")), topic))
     print(f"{path.relative_to(ROOT)}: written; add it to _toc.yml")
+
+    exercises = ROOT / "helpers" / "exercises" / f"{topic}.py"
+    if not exercises.exists():
+        exercises.parent.mkdir(parents=True, exist_ok=True)
+        exercises.write_text(EXERCISES.format(number=stem[:2]), encoding="utf-8")
+        print(f"{exercises.relative_to(ROOT)}: written; references and cases go there")
     return 0
+
+
+EXERCISES = '''"""Chapter {number}, exercises: …"""
+
+from helpers.exercises.harness import Exercise
+
+
+def double(x: float) -> float:
+    """Return twice x."""
+    return 2 * x
+
+
+EXERCISES = {{
+    "double": Exercise(reference=double, cases=lambda: [(1.0,), (-0.5,), (0.0,)]),
+}}
+'''
 
 
 def chapter(template: str, topic: str) -> dict:

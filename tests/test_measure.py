@@ -68,7 +68,7 @@ class Oracle(nn.Module):
 def test_mnist_stops_the_baselines_at_99_percent(benchmark, few):
     module = benchmark("mnist")
     later = iter([Oracle(5), Oracle(2), Oracle(0), Oracle(0)])
-    row = module.row("example", 7, later, few)
+    row = module.row("example", 7, later, few, torch.device("cpu"))
     assert (row["epochs"], row["errors"], row["test_accuracy"]) == (3, 0, 1.0)
     assert row["seconds_to_99"] == row["train_seconds"] and next(later)
     never = module.row("adam", 7, iter([Oracle(5), Oracle(2)]), few)

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -224,7 +226,18 @@ def test_execute_keeps_the_file_when_a_cell_fails(tmp_path, capsys):
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 
-def test_a_new_chapter_has_its_blocks(tmp_path, monkeypatch):
+def run_template(notebook: dict, exercises: Path, monkeypatch) -> None:
+    """Run every code cell that is not meant to fail, with the exercises that came with it."""
+    module = types.ModuleType("helpers.exercises.autograd")
+    exec(exercises.read_text(encoding="utf-8"), vars(module))
+    monkeypatch.setitem(sys.modules, "helpers.exercises.autograd", module)
+    names: dict = {}
+    for one in structure.code_cells(notebook):
+        if "raises-exception" not in structure.tags(one):
+            exec(structure.source(one), names)
+
+
+def test_a_new_chapter_has_its_blocks(tmp_path, monkeypatch, capsys):
     import author
 
     (tmp_path / "notebooks").mkdir()
@@ -236,5 +249,7 @@ def test_a_new_chapter_has_its_blocks(tmp_path, monkeypatch):
     notebook = read_notebook(tmp_path / "notebooks" / "03_autograd.ipynb")
     assert structure.headings_and_sections(notebook, "03_autograd") == []
     assert "@" not in json.dumps(notebook)
+    run_template(notebook, tmp_path / "helpers" / "exercises" / "autograd.py", monkeypatch)
+    assert "✓ correct on 3 cases" in capsys.readouterr().out
     assert author.main(["new", "03_autograd", "Autograd", "自动求导"]) == 1
     assert author.main(["new", "autograd", "Autograd", "自动求导"]) == 1
