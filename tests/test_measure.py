@@ -71,7 +71,7 @@ def test_mnist_stops_the_baselines_at_99_percent(benchmark, few):
     row = module.row("example", 7, later, few, torch.device("cpu"))
     assert (row["epochs"], row["errors"], row["test_accuracy"]) == (3, 0, 1.0)
     assert row["seconds_to_99"] == row["train_seconds"] and next(later)
-    never = module.row("adam", 7, iter([Oracle(5), Oracle(2)]), few)
+    never = module.row("adam", 7, iter([Oracle(5), Oracle(2)]), few, torch.device("cpu"))
     assert (never["epochs"], never["errors"], never["seconds_to_99"]) == (2, 2, None)
     assert set(row) == set(module.UNITS)
 
