@@ -69,9 +69,10 @@ def test_what_dead_writers_leave_is_removed_by_the_next_save(tmp_path):
     assert os.listdir(tmp_path) == ["c.pt"]
 
 
-def test_what_dead_writers_leave_is_removed_when_the_path_is_checked(tmp_path):
-    dead_writer(tmp_path / "c.pt", "os.fsync")
-    checkpoint.require_writable(tmp_path / "c.pt")
+@pytest.mark.parametrize("name", ["c.pt", "c[1].pt"])
+def test_what_dead_writers_leave_is_removed_when_the_path_is_checked(tmp_path, name):
+    dead_writer(tmp_path / name, "os.fsync")
+    checkpoint.require_writable(tmp_path / name)
     assert os.listdir(tmp_path) == []
 
 
