@@ -25,9 +25,11 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 
 unit: $(STAMP)
+	mkdir -p _build/cache
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) tests
 
 notebooks: $(STAMP)
+	mkdir -p _build/cache
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --nbval --nbval-sanitize-with tests/book/nbval.cfg notebooks
 
 lab: $(STAMP)
