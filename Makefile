@@ -12,12 +12,9 @@ STAMP := $(VENV)/.stamp
 book: $(STAMP)
 	$(BIN)/python book/site/build.py
 
-# Tests run in two processes of one thread each. What the tools they use keep goes below _build, so
-# that a home folder that cannot be written is no obstacle.
+# Tests run in two processes of one thread each.
 SIDE_BY_SIDE := -n 2 --dist loadfile
 unit notebooks: export OMP_NUM_THREADS ?= 1
-unit notebooks: export MPLCONFIGDIR ?= $(CURDIR)/_build/cache/matplotlib
-unit notebooks: export IPYTHONDIR ?= $(CURDIR)/_build/cache/ipython
 
 test: lint unit notebooks
 
@@ -25,11 +22,9 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 
 unit: $(STAMP)
-	mkdir -p _build/cache
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) tests
 
 notebooks: $(STAMP)
-	mkdir -p _build/cache
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --nbval --nbval-sanitize-with tests/book/nbval.cfg notebooks
 
 lab: $(STAMP)
