@@ -132,7 +132,7 @@ class Trainer:
 
         self.stopping = False
         while not self.finished:
-            self.model.train()
+            self.model.train()  # all of it: a callback may have left a part in evaluation mode
             metrics = self.train_step(batches)
             for watch in on_step:
                 watch(self, metrics)
@@ -178,9 +178,10 @@ class Trainer:
                     loss = self.loss_fn(self.model, batch)
                 # divided, so that the sum over micro-batches is the mean; scaled up in float16,
                 # whose smallest number is 6e-8: gradients below it would be lost
-                self.scaler.scale(loss / config.micro_batches).backward()
+                part = loss if config.micro_batches == 1 else loss / config.micro_batches
+                self.scaler.scale(part).backward()
             losses.append(loss.detach())
-        loss = mean_over_ranks(torch.stack(losses).mean())
+        loss = mean_over_ranks(losses[0] if len(losses) == 1 else torch.stack(losses).mean())
 
         self.scaler.unscale_(self.optimizer)  # before clipping: the limit is for true gradients
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
