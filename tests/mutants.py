@@ -98,6 +98,19 @@ def checkout(folder: Path) -> Path:
     return folder
 
 
+def report(mistake: dict, alive: bool) -> str:
+    """One line: what was planted, whether it was caught, and why not."""
+    reason = mistake.get("survives")
+    if alive:
+        verdict = f"SURVIVES: {reason if reason else 'NO REASON GIVEN'}"
+    elif reason:
+        verdict = "caught, although a reason says that it survives"
+    else:
+        verdict = "caught"
+    first_line = mistake["old"].strip().splitlines()[0]
+    return f"{mistake['name']}: {mistake.get('why', first_line)}: {verdict}"
+
+
 def main() -> int:
     """Plant all, print one line each and the score; 1 when something is not as it should be."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -119,20 +132,13 @@ def main() -> int:
             finally:
                 copies.put(copy)
 
-        verdicts = list(pool.map(judge, mistakes))
+        wrong, caught = 0, 0
+        for mistake, alive in zip(mistakes, pool.map(judge, mistakes), strict=True):
+            as_said = alive == ("survives" in mistake)
+            wrong += not as_said
+            caught += not alive
+            print(report(mistake, alive), flush=True)  # as they come: all of them take long
 
-    wrong = 0
-    for mistake, alive in zip(mistakes, verdicts, strict=True):
-        reason = mistake.get("survives")
-        if alive:
-            wrong += reason is None
-            words = f"SURVIVES: {reason or 'NO REASON GIVEN'}"
-        else:
-            wrong += reason is not None
-            words = "caught" if reason is None else "caught, although a reason says it survives"
-        first = mistake["old"].strip().splitlines()[0]
-        print(f"{mistake['name']}: {mistake.get('why', first)}: {words}")
-    caught = verdicts.count(False)
     share = caught / len(mistakes)
     minutes = (time.monotonic() - start) / 60
     print(
