@@ -1,7 +1,7 @@
-"""For nbval: what a fresh machine has to say must not appear in a chapter's first cell.
+"""For all tests: what a fresh machine has to say must not appear in a chapter's first cell.
 
-Matplotlib and IPython warn where the home folder cannot be written, and Matplotlib when
-it builds its list of fonts for the first time: all that happens here, before a kernel
+Matplotlib and IPython warn where the home folder cannot be written, or do not start, and Matplotlib
+reports when it builds its list of fonts for the first time: all that happens here, before a kernel
 starts.
 """
 
