@@ -1,6 +1,7 @@
 """Chapter 12: graphs, graph breaks, recompiles and kernels counted; what a compile costs."""
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -27,7 +28,10 @@ def cache_folder() -> str:
     ATEN_CPU_CAPABILITY has changed, or on a disk that two machines share, it would run code made
     for the other one: slower, with other last digits, or an illegal instruction.
     """
-    return f"{default_cache_dir()}_{torch.backends.cpu.get_cpu_capability().lower()}"
+    # importing Inductor sets the variable where nobody has: to the folder that all share
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())
+    suffix = f"_{torch.backends.cpu.get_cpu_capability().lower()}"
+    return folder if folder.endswith(suffix) else folder + suffix
 
 
 class _Launches(TorchDispatchMode):

@@ -36,6 +36,18 @@ def test_each_instruction_set_has_a_cache_of_its_own(monkeypatch):
     assert len(folders) == 3 and all(Path(folder).parent.is_dir() for folder in folders)
 
 
+def test_the_folder_follows_the_variable_and_stays(monkeypatch, tmp_path):
+    """Inductor has set the variable when the chapter reads it, and a cell may be run twice."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "mine"))
+    folder = compilation.cache_folder()
+    assert folder.startswith(str(tmp_path / "mine_"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", folder)
+    assert compilation.cache_folder() == folder
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    assert cache_dir() == folder  # what Inductor uses from now on
+
+
 @pytest.mark.slow
 def test_code_for_another_instruction_set_is_not_found_again(tmp_path):
     """What the folder prevents: in one folder, a process runs what another one compiled."""

@@ -177,9 +177,19 @@ def write(folder: Path, archs: list[int], dtype: torch.dtype = torch.bfloat16) -
             Path(folder, f"{name}.sm_{arch}.cubin").write_bytes(built.asm["cubin"])
 
 
+def _use_a_writable_cache() -> None:
+    """Triton keeps what it compiles in the home folder; where that cannot be written, elsewhere."""
+    folder = Path(os.environ.get("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return
+    except OSError:
+        os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix="triton_cache_")
+
+
 if __name__ == "__main__":
     if INTERPRETED:
         sys.exit("expected TRITON_INTERPRET=0: an interpreted kernel cannot be compiled")
-    if not os.access(Path.home(), os.W_OK):
-        os.environ.setdefault("TRITON_CACHE_DIR", tempfile.mkdtemp(prefix="triton_cache_"))
+    _use_a_writable_cache()
     write(Path(sys.argv[1]), [int(arch) for arch in sys.argv[2:]])

@@ -119,3 +119,16 @@ def test_every_configuration_and_float32(tmp_path):
     too_large = [row for row in rows if "error" in row]
     assert all("of shared memory" in row["error"] for row in too_large)  # the tuner leaves them out
     assert len(too_large) < len(rows) / 4
+
+
+def test_a_home_that_cannot_be_written(tmp_path, monkeypatch):
+    """A file in the place of the folder stops even root; then Triton keeps its files elsewhere."""
+    (tmp_path / "home").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "to be removed again")
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    ahead_of_time._use_a_writable_cache()
+    assert Path(os.environ["TRITON_CACHE_DIR"]).is_dir()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "mine"))
+    ahead_of_time._use_a_writable_cache()
+    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "mine")
