@@ -524,3 +524,12 @@ def test_the_benchmarks_copies_on_cuda(benchmark):
     rows = benchmark.copies(torch.device("cuda"))
     by_way = {r["samples"][6:]: r["overlap"] for r in rows}
     assert by_way["pinned, side stream"] > by_way["pinned"]
+
+
+def test_each_batch_of_an_epoch_is_augmented_by_draws_of_its_own():
+    def draw(x, generator):
+        return torch.rand(len(x), generator=generator)
+
+    feed = data.batches(torch.arange(8), size=2, seed=0, transform=draw)
+    drawn = [next(feed)[0] for _ in range(4)]  # one epoch
+    assert len({tuple(one.tolist()) for one in drawn}) == 4
