@@ -1,6 +1,5 @@
 """Chapter 02: how long a matrix product takes, on the CPU and on an accelerator beside it."""
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,7 +39,7 @@ def measure(
 
 
 def _on_cpu(x: Tensor, y: Tensor, repeats: int) -> dict[str, Any]:
-    first = _once(lambda: x @ y, CPU)
+    first = _first_ms(lambda: x @ y, CPU)
     return {"cpu_first": first, "cpu": timing.time_ms(lambda: x @ y, CPU, repeats)}
 
 
@@ -50,20 +49,15 @@ def _on_accelerator(x: Tensor, y: Tensor, device: torch.device, repeats: int) ->
 
     a, b = x.to(device), y.to(device)
     return {
-        "gpu_first": _once(lambda: a @ b, device),
-        "gpu": timing.time_ms(lambda: a @ b, device, repeats),
+        "gpu_first": _first_ms(lambda: a @ b, device),
+        "gpu": timing.time_ms(lambda: a @ b, device, repeats, by_host=True),
         "gpu_launch": _launch_ms(lambda: a @ b, device, repeats),
-        "gpu_copies": timing.time_ms(there_and_back, device, repeats),
+        "gpu_copies": timing.time_ms(there_and_back, device, repeats, by_host=True),
     }
 
 
-def _once(call: Callable[[], object], device: torch.device) -> float:
-    """Return the time of one call in ms, the device waited for before and after."""
-    timing.wait_for(device)
-    start = time.perf_counter()
-    call()
-    timing.wait_for(device)
-    return float(f"{(time.perf_counter() - start) * 1e3:.4g}")
+def _first_ms(call: Callable[[], object], device: torch.device) -> float:
+    return float(f"{timing.host_ms(call, device):.4g}")
 
 
 def _launch_ms(call: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
@@ -71,8 +65,6 @@ def _launch_ms(call: Callable[[], object], device: torch.device, repeats: int) -
     readings = []
     for _ in range(repeats):
         timing.wait_for(device)  # an empty queue each time: a full one would hold up the launch
-        start = time.perf_counter()
-        call()
-        readings.append((time.perf_counter() - start) * 1e3)
+        readings.append(timing.host_ms(call, CPU))  # a CPU's clock: it waits for no device
     timing.wait_for(device)
     return timing.quantiles(readings)

@@ -20,6 +20,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import lightning as L
 import torch
@@ -82,11 +83,7 @@ def trainer_chunk(steps: int, trainer: Trainer, batch) -> None:
 
 def clock(run, steps: int, device: torch.device, *arguments) -> float:
     """Milliseconds per step of one chunk."""
-    timing.wait_for(device)
-    start = time.perf_counter()
-    run(steps, *arguments)
-    timing.wait_for(device)
-    return (time.perf_counter() - start) / steps * 1e3
+    return timing.host_ms(partial(run, steps, *arguments), device) / steps
 
 
 class Module(L.LightningModule):

@@ -37,23 +37,29 @@ def host_ms(call: Callable[[], object], device: torch.device, times: int = 1) ->
     return (time.perf_counter() - start) / times * 1e3
 
 
-def time_ms(call: Callable[[], object], device: torch.device, repeats: int = 15) -> list[float]:
+def time_ms(
+    call: Callable[[], object], device: torch.device, repeats: int = 15, *, by_host: bool = False
+) -> list[float]:
     """Return [p20, p50, p80] in ms of one `call()`: warmed up, the device waited for.
 
-    CUDA: events on the device, the L2 cache flushed before each call. Elsewhere: the host's
-    clock; short calls run back to back until a reading lasts 0.2 ms.
+    CUDA: events on the device, the L2 cache flushed before each call. Elsewhere, and `by_host`:
+    the host's clock; short calls run back to back until a reading lasts 0.2 ms.
     """
-    return interleaved({"call": call}, device, repeats)["call"]
+    return interleaved({"call": call}, device, repeats, by_host=by_host)["call"]
 
 
 def interleaved(
-    calls: Mapping[str, Callable[[], object]], device: torch.device, repeats: int = 15
+    calls: Mapping[str, Callable[[], object]],
+    device: torch.device,
+    repeats: int = 15,
+    *,
+    by_host: bool = False,
 ) -> dict[str, list[float]]:
     """Return [p20, p50, p80] in ms for each of `calls`, read in turns: A, B, A, B, …
 
     A machine that becomes slower or faster meanwhile does so for all of them alike.
     """
-    taken = readings(calls, device, repeats)
+    taken = readings(calls, device, repeats, by_host=by_host)
     return {name: quantiles(values) for name, values in taken.items()}
 
 
@@ -67,8 +73,8 @@ def readings(
 ) -> dict[str, list[float]]:
     """Return the `repeats` readings in ms behind `interleaved`, for ratios within each turn.
 
-    by_host: the host's clock on CUDA, too, for what the host does between two kernels: launches
-    that follow each other, as they do in a program.
+    by_host: the host's clock on CUDA, too: for what is compared with a time on the host, such as
+    the same call on the CPU, and for launches that follow each other, as they do in a program.
     """
     take = {}
     for name, call in calls.items():

@@ -512,6 +512,18 @@ def test_the_benchmarks_ways_to_copy(benchmark):
     assert all(set(benchmark.COPY_UNITS) < set(r) and 0 <= r["overlap"] <= 1 for r in rows)
 
 
+def test_copies_and_steps_are_timed_by_one_clock(benchmark, monkeypatch):
+    options = []
+
+    def time_ms(call, device, **chosen):
+        options.append(chosen)
+        return [1.0, 1.0, 1.0]
+
+    monkeypatch.setattr(benchmark.timing, "time_ms", time_ms)
+    benchmark.copies(torch.device("cpu"), shape=(2, 3), n=4)
+    assert options == [{"by_host": True}] * 3  # copy, product, compute; a step is the host's time
+
+
 @pytest.mark.parametrize(
     "step, hidden", [(3.0, 0.0), (2.0, 1.0), (2.5, 0.5), (9.0, 0.0), (1.0, 1.0)]
 )

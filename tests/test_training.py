@@ -1037,6 +1037,8 @@ def test_two_processes_equal_one(forkserver, tmp_path, sharded):
         else:
             assert got["save"] == ""
             assert "No such file or directory; cannot save" in got["bad save"]
+        # rank 0 alone writes, and tries to: both ranks know what came of it
+        assert got["written"] == (2 if rank == 0 and not sharded else 0)
     if not sharded:
         with pytest.raises(ValueError, match="the random states of 1 processes, got 2"):
             linear(steps=3, micro_batches=2, clip_norm=0.5).load(tmp_path / "c.pt")

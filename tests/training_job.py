@@ -216,12 +216,21 @@ def data_parallel(rank, world, port, folder, sharded):
         no_sync = trainer.model.no_sync
         trainer.model.no_sync = lambda: quiet.append(1) or no_sync()
     trainer.fit(lambda s: iter(mine[s:]), [lambda t, m: losses.append(m["loss"])])
+
+    written, save_atomic = [], checkpoint.save_atomic
+
+    def noted(state, path):
+        written.append(path)
+        save_atomic(state, path)
+
+    checkpoint.save_atomic = noted
     result = {
         "without exchange": len(quiet),
         "weights": [getattr(p, "full_tensor", lambda p=p: p)() for p in trainer.model.parameters()],
         "loss": torch.stack(losses),
         "save": message(trainer.save, f"{folder}/c.pt"),
         "bad save": message(trainer.save, f"{folder}/none/c.pt"),
+        "written": len(written),
     }
     x, y = pairs(1)[0]
     bad = [(x * (float("nan") if rank == 1 else 1.0), y)] * 2
