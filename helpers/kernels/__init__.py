@@ -8,6 +8,8 @@ the public function, and a module where a layer is wanted. Import what you need:
 
 import os
 import sys
+import tempfile
+from pathlib import Path
 
 import torch
 
@@ -27,3 +29,17 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 # What Triton takes for yes (`triton.knobs`, which cannot be asked before triton is imported).
 YES = ("1", "true", "on", "yes", "y")
 INTERPRETED: bool = os.environ.get("TRITON_INTERPRET", "").lower() in YES
+
+
+def can_write(folder: Path) -> bool:
+    """Say whether a compiler could keep its files in `folder`, which is made if it is not there.
+
+    Compilers keep them in the home folder, which not every machine lets one write. Asked by
+    trying: the mode of a folder tells root nothing, and a whole file system may be read-only.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False

@@ -29,6 +29,7 @@ from triton.runtime.autotuner import Autotuner
 from helpers.kernels import (
     INTERPRETED,
     attention,
+    can_write,
     dropout,
     gelu,
     linear_cross_entropy,
@@ -180,11 +181,7 @@ def write(folder: Path, archs: list[int], dtype: torch.dtype = torch.bfloat16) -
 def _use_a_writable_cache() -> None:
     """Triton keeps what it compiles in the home folder; where that cannot be written, elsewhere."""
     folder = Path(os.environ.get("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache"))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return
-    except OSError:
+    if not can_write(folder):
         os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix="triton_cache_")
 
 

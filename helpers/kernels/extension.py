@@ -13,6 +13,8 @@ from pathlib import Path
 from torch import library, ops
 from torch.utils import cpp_extension
 
+from helpers.kernels import can_write
+
 SOURCE = r"""
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
@@ -77,12 +79,7 @@ def load() -> Callable:
 def _fallback_folder() -> str | None:
     """Return None, PyTorch's own choice, or a temporary folder where that cannot be written."""
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR", cpp_extension.get_default_build_root()))
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=root):
-            return None
-    except OSError:
-        return tempfile.mkdtemp(prefix="torch_extensions_")
+    return None if can_write(root) else tempfile.mkdtemp(prefix="torch_extensions_")
 
 
 def _backward(ctx, dy):

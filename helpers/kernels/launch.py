@@ -8,6 +8,10 @@ Names in the kernels, and those of Triton's tutorials and of the FlashAttention 
     total                  l_i                           sum of exponentials so far
     lse                    L, or m + log l               log of the sum of exponentials
     BT, BS, BM, BN, BK     BLOCK_M, BLOCK_N, BLOCK_K     sides of a tile
+
+Numbers such as p, eps and scale are `tl.constexpr`: compiled into the kernel, at the price of one
+compilation for each value (a model has one or two). As arguments they would be float32 in eager
+mode but float64 inside torch.compile, and a float64 would promote all it meets, silently.
 """
 
 from collections.abc import Callable, Iterator
@@ -77,9 +81,6 @@ def autotune(configs: list[triton.Config], key: list[str]) -> Callable:
     return triton.autotune(configs[:1] if INTERPRETED else configs, key=key)
 
 
-# Numbers such as p, eps and scale are `tl.constexpr`: compiled into the kernel, at the price of
-# one compilation for each value (a model has one or two). As arguments they would be float32 in
-# eager mode but float64 inside torch.compile, and a float64 would promote all it meets, silently.
 def accumulator(dtype: torch.dtype) -> tl.dtype:
     """Return what a kernel computes in: float64 for float64, else float32."""
     return tl.float64 if dtype is torch.float64 else tl.float32

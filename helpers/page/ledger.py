@@ -22,8 +22,6 @@ MISSING = {
     "en": "`make measure NAME={stem}` on a machine with a GPU writes the record behind this line",
     "zh": "在有 GPU 的机器上运行 `make measure NAME={stem}`，写出记录，这一行才有结果",
 }
-
-
 # What introduces the claim: E… are sayings that the book corrects, M… what it states itself.
 LABELS = {"E": ("A common saying", "常见的说法"), "M": ("The claim", "论断")}
 MEASURED = ("Measured", "实测")
