@@ -5,6 +5,7 @@ import importlib
 import inspect
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -148,8 +149,6 @@ def test_nothing_is_imported_with_the_package():
         "import sys; before = set(sys.modules); import helpers; "
         "print(sorted(set(sys.modules) - before - {'helpers'}))"
     )
-    import subprocess
-
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )

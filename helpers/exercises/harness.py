@@ -72,19 +72,6 @@ def find(name: str) -> Exercise:
     return known[exercise]
 
 
-def compare(
-    answer: Callable[..., Any],
-    reference: Callable[..., Any],
-    inputs: Sequence[tuple],
-    *,
-    view: bool = False,
-    gradient: bool = False,
-) -> None:
-    """Print how `answer` compares with `reference` on `inputs`, as `check` does."""
-    spec = Exercise(reference=reference, cases=lambda: inputs, view=view, gradient=gradient)
-    print(_verdict(answer, spec, "answer"))
-
-
 def _verdict(answer: Any, spec: Exercise, name: str) -> str:
     if answer is ...:
         return f"✗ {UNANSWERED}"

@@ -30,8 +30,6 @@ def verdict(capsys):
 GRAPHS = {"a": 1, "b": 3, "c": 2, "d": 1}
 
 GRAPHS_WRONG = {
-    "unanswered": dict.fromkeys("abcd", ...),
-    "one is left": GRAPHS | {"c": ...},
     "a loop breaks": GRAPHS | {"a": 4},
     "a branch for each turn": GRAPHS | {"a": 2},
     "breaks, not graphs": GRAPHS | {"b": 2},
@@ -68,7 +66,6 @@ CALLS_RIGHT = {
     "negated floor": lambda c, e, k: float(-(-c * 1000 // (e - k))) if e > k else math.inf,
 }
 CALLS_WRONG = {
-    "unanswered": lambda c, e, k: ...,
     "seconds with ms": lambda c, e, k: math.ceil(c / (e - k)) if e > k else math.inf,
     "rounded down": lambda c, e, k: math.floor(1000 * c / (e - k)) if e > k else math.inf,
     "rounded": lambda c, e, k: round(1000 * c / (e - k)) if e > k else math.inf,
@@ -122,7 +119,6 @@ CLIPPED_RIGHT = {
     ),
 }
 CLIPPED_WRONG = {
-    "unanswered": lambda v, limit: ...,
     "the function itself": with_item,
     "left to Python": left_to_python,
     "always scaled": lambda v, limit: v * (limit / v.norm()),
@@ -176,7 +172,6 @@ PREPARE_RIGHT = {
     "the batch is static": lambda v: (torch._dynamo.mark_static(v, 0), prepare(v))[1],
 }
 PREPARE_WRONG = {
-    "unanswered": lambda v: ...,
     "nothing marked": lambda v: v,
     "the batch": marked(0),
     "both": marked(0, 1),
@@ -245,7 +240,6 @@ SWAP_RIGHT = {
     "another function, same values": swapping(*ALL, gelu=torch.ops.aten.gelu.default),
 }
 SWAP_WRONG = {
-    "unanswered": lambda graph, example_inputs: ...,
     "as it is": lambda graph, example_inputs: graph.forward,
     "functions only": swapping(torch.relu, F.relu),
     "no F": swapping(torch.relu, "relu"),
@@ -275,23 +269,11 @@ WRONG = {
 }
 
 
-def each(answers):
-    return [
-        pytest.param(name, answer, id=f"{name}: {how}")
-        for name, some in answers.items()
-        for how, answer in some.items()
-    ]
+STUBS = {"graphs": dict.fromkeys("abcd", ...)}
 
 
-@pytest.mark.parametrize(("name", "answer"), each(RIGHT))
-def test_right_answers_pass(name, answer, verdict):
-    assert verdict(name, answer).startswith("✓")
-
-
-@pytest.mark.parametrize(("name", "answer"), each(WRONG))
-def test_wrong_answers_are_refused(name, answer, verdict):
-    said = verdict(name, answer)
-    assert said.startswith("✗") and len(said) > 20 and said.count("\n") == 1
+def test_one_count_that_is_left_open(verdict):
+    assert "not answered yet" in verdict("graphs", GRAPHS | {"c": ...})
 
 
 @pytest.mark.parametrize("form", exercises.FORMS, ids=lambda form: form.__name__)

@@ -4,7 +4,6 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from helpers import loading
-from helpers.exercises import check
 from helpers.exercises.data import EXERCISES, _merge, _statistics
 
 
@@ -181,33 +180,6 @@ WRONG = {
     "collate": COLLATE_WRONG,
     "share": SHARE_WRONG,
 }
-
-
-def test_every_exercise_is_tried():
-    assert RIGHT.keys() == WRONG.keys() == EXERCISES.keys()
-
-
-@pytest.mark.parametrize(
-    ("name", "answer"), [(name, answer) for name in RIGHT for answer in RIGHT[name]]
-)
-def test_right_answers_pass(name, answer, capsys):
-    check(f"data.{name}", answer)
-    assert capsys.readouterr().out.startswith("✓ correct on ")
-
-
-@pytest.mark.parametrize(
-    ("name", "mistake"), [(name, mistake) for name in WRONG for mistake in WRONG[name]]
-)
-def test_wrong_answers_are_refused_with_their_arguments(name, mistake, capsys):
-    check(f"data.{name}", WRONG[name][mistake])
-    out = capsys.readouterr().out
-    assert out.startswith("✗ case ") and ", f(" in out
-
-
-@pytest.mark.parametrize("name", EXERCISES)
-def test_no_answer_is_said_so(name, capsys):
-    check(f"data.{name}", lambda *arguments: ...)
-    assert capsys.readouterr().out == "✗ not answered yet: replace the dots\n"
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])

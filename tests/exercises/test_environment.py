@@ -66,7 +66,7 @@ def cuda_to_the_bar(header):
 )
 def test_wrong_cuda_of(capsys, answer):
     out = verdict(capsys, "environment.cuda_of", answer)
-    assert out.startswith("✗ case") and "NVIDIA-SMI" in out or "f('')" in out
+    assert out.startswith("✗ case") and ("NVIDIA-SMI" in out or "f('')" in out)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,9 @@
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from helpers.exercises import check
-from helpers.exercises.models import EXERCISES, _bottleneck, _transposed_size
+from helpers.exercises.models import _bottleneck, _transposed_size
 
 
 def rms_norm(forward):
@@ -259,32 +258,7 @@ class Unanswered(nn.Module):
         return ...
 
 
-def test_every_exercise_is_tried():
-    assert RIGHT.keys() == WRONG.keys() == EXERCISES.keys()
-
-
-@pytest.mark.parametrize(
-    ("name", "answer"), [(name, answer) for name in RIGHT for answer in RIGHT[name]]
-)
-def test_right_answers_pass(name, answer, capsys):
-    check(f"models.{name}", answer)
-    assert capsys.readouterr().out.startswith("✓ correct on ")
-
-
-@pytest.mark.parametrize(
-    ("name", "mistake"), [(name, mistake) for name in WRONG for mistake in WRONG[name]]
-)
-def test_wrong_answers_are_refused_with_their_arguments(name, mistake, capsys):
-    check(f"models.{name}", WRONG[name][mistake])
-    out = capsys.readouterr().out
-    assert out.startswith("✗ case ") and ", f(" in out
-
-
-@pytest.mark.parametrize("name", EXERCISES)
-def test_no_answer_is_said_so(name, capsys):
-    is_class = name in ("rms_norm", "residual")
-    check(f"models.{name}", Unanswered if is_class else lambda *arguments: ...)
-    assert capsys.readouterr().out == "✗ not answered yet: replace the dots\n"
+STUBS = {"rms_norm": Unanswered, "residual": Unanswered}
 
 
 def test_a_block_that_moves_its_statistics_otherwise_is_told_which(capsys):
