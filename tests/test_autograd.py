@@ -169,6 +169,14 @@ def test_constants_are_not_parents():
     assert [node.op for node in y.order()] == ["leaf", "*", "+", "+"]
 
 
+def test_no_gradient_is_none_until_there_is_one():
+    """As in PyTorch: zero would say that something was computed."""
+    x, unused = Value(3.0), Value(4.0)
+    assert x.grad is None
+    (x * 2).backward()
+    assert x.grad == 2 and unused.grad is None
+
+
 def test_depth_has_no_limit():
     x = Value(1.0)
     y = x

@@ -1,3 +1,4 @@
+import random
 import sys
 import types
 
@@ -278,3 +279,19 @@ def test_long_errors_and_functions_are_shown_in_one_line(capsys):
     out = capsys.readouterr().out
     assert "f(long): expected a result, got RuntimeError('a page" in out
     assert out.count("\n") == 1 and len(out) < 300
+
+
+def test_cases_are_the_same_whatever_the_notebook_has_drawn():
+    drawn = []
+
+    def cases():
+        drawn.append((torch.rand(()).item(), np.random.rand(), random.random()))
+        return [(X,)]
+
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        harness._verdict(torch.neg, Exercise(reference=lambda x: -x, cases=cases), "demo.answer")
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0])) == 3
