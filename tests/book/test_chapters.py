@@ -56,7 +56,7 @@ def chapter() -> dict:
     for number in (8, 10, 12):
         cells += [words("zh", "文字"), words("en", "Text"), code(number, "exercise")]
         cells += [code(number + 1, "hide-cell", "solution")]
-    evidence = 'ledger.result("M01", "holds")'
+    evidence = 'ledger.result("M01", "holds" if x == 1 else "false")'
     cells += [code(14, "evidence", "hide-input", text=evidence)]
     return {"cells": cells, "metadata": {}}
 
@@ -84,7 +84,11 @@ def output(chapter: dict, **data: str) -> None:
 BREAKS = {
     "a claim in a lesson's cell": (
         "evidence_apart",
-        lambda c: cell(c, "c1").update(source='ledger.result("M01", "holds")'),
+        lambda c: cell(c, "c1").update(source='ledger.result("M01", verdict)'),
+    ),
+    "a typed verdict": (
+        "computed_verdicts",
+        lambda c: cell(c, "c14").update(source='ledger.result(\n    "M01",\n    "holds-if",\n)'),
     ),
     "evidence in the open": (
         "evidence_apart",

@@ -55,6 +55,18 @@ def evidence_apart(notebook: dict) -> list[str]:
     return found
 
 
+TYPED_VERDICT = re.compile(r'\bledger\.result\(\s*"\w+",\s*"(?:holds|holds-if|false)"\s*[,)]')
+
+
+def computed_verdicts(notebook: dict) -> list[str]:
+    """A verdict follows from what was measured: a typed one would stand whatever comes out."""
+    return [
+        f"{name(cell)}: a verdict that is typed, not computed"
+        for cell in code_cells(notebook)
+        if TYPED_VERDICT.search(source(cell))
+    ]
+
+
 def ignored_outputs(notebook: dict) -> list[str]:
     """The cells whose output is not compared, with their reasons."""
     return [
@@ -187,6 +199,7 @@ RULES: dict[str, Callable[[dict], list[str]]] = {
     rule.__name__: rule
     for rule in (
         evidence_apart,
+        computed_verdicts,
         few_ignored,
         exercises,
         a_moving_figure,
