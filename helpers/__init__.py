@@ -1,6 +1,7 @@
 """The code behind the book: a chapter calls the module of the same name.
 
     chapter            module          what it holds
+    00_start           –               everything stands in the notebook itself
     01_environment     environment     device choice, seeds, determinism, versions
     02_tensors         tensors         strides, and which operations copy
     03_autograd        autograd        an engine of one's own that agrees with PyTorch

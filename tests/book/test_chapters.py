@@ -61,8 +61,22 @@ def chapter() -> dict:
     return {"cells": cells, "metadata": {}}
 
 
-def test_a_good_chapter_passes(chapter):
+@pytest.fixture
+def start() -> dict:
+    """The smallest first chapter: no slider, nothing checked, none of the book's own code."""
+    cells = [
+        words("zh", "(ch-00-start)=\n# 从零\n\n(start-try)=\n## 试一试\n\n(start-b)=\n## 要点"),
+        words("en", "(ch-00-start)=\n# S\n\n(start-try)=\n## Try\n\n(start-b)=\n## T"),
+        code(1, text="import torch"),
+    ]
+    for number in (2, 3, 4):
+        cells += [words("zh", "文字"), words("en", "Text"), code(number, "hide-cell", "solution")]
+    return {"cells": cells, "metadata": {}}
+
+
+def test_a_good_chapter_passes(chapter, start):
     assert structure.problems(chapter, "02_tensors", 1000) == []
+    assert structure.problems(start, structure.START, 1000) == []
 
 
 def cell(chapter: dict, name: str) -> dict:
@@ -169,6 +183,41 @@ def test_each_rule_can_fail(chapter, rule, change):
     change(broken)
     found = structure.by_rule(broken, "02_tensors", 1000)
     assert [name for name, lines in found.items() if lines] == [rule]
+
+
+START_BREAKS = {
+    "too little to try": ("things_to_try", lambda c: untag(c, "c4")),
+    "an answer in the open": (
+        "things_to_try",
+        lambda c: c["cells"].append(code(5, "solution")),
+    ),
+    "a checked exercise": ("things_to_try", lambda c: c["cells"].append(code(5, "exercise"))),
+    "a helper": (
+        "stands_alone",
+        lambda c: cell(c, "c1").update(source="import torch\n\nfrom helpers import data"),
+    ),
+    "a helper by its name": (
+        "stands_alone",
+        lambda c: cell(c, "c1").update(source="if x:\n    import helpers.mnist"),
+    ),
+    "nothing to try": (
+        "headings_and_sections",
+        lambda c: cell(c, "zh").update(source=cell(c, "zh")["source"].replace("试一试", "练习")),
+    ),
+}
+
+
+@pytest.mark.parametrize(("rule", "change"), START_BREAKS.values(), ids=START_BREAKS.keys())
+def test_each_rule_of_the_first_chapter_can_fail(start, rule, change):
+    change(start)
+    found = structure.by_rule(start, structure.START, 1000)
+    assert [name for name, lines in found.items() if lines] == [rule]
+
+
+def test_every_rule_of_the_first_chapter_is_broken_once():
+    own = {rule.__name__ for rule in structure.rules(structure.START)}
+    own -= {rule.__name__ for rule in structure.SHARED_RULES}
+    assert own <= {rule for rule, _ in START_BREAKS.values()}
 
 
 def test_every_rule_is_broken_once(chapter):

@@ -29,6 +29,7 @@ from bilingual import (
     repository,
     search,
     strings,
+    structure,
 )
 from bilingual.repository import Repository
 from nbclient import NotebookClient
@@ -434,6 +435,31 @@ optional-dependencies = {sample = ["missing-one>=1"], another = ["missing-two>=1
     assert not (target / "torch").exists()
 
 
+def test_the_first_chapter_clones_nothing(tmp_path):
+    """Its first cell knows no repository; it installs the packages that are missing, no others."""
+    cell = "".join(notebooks.bootstrap_cell("https://example.org/x", "start", "en")["source"])
+    assert "git" not in cell and "example.org" not in cell and "@" not in cell.split("\n", 1)[1]
+    wheel(tmp_path)
+    target = tmp_path / "installed"
+    pip = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_TARGET": str(target)}
+    for name, written in (("torch", []), ("missing_one", ["missing_one.py"])):
+        script = cell.replace('"mlxtend"', f'"{name}"')
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **pip}, capture_output=True)
+        assert done.returncode == 0, done.stderr
+        assert sorted(p.name for p in target.glob("*.py")) == written
+
+
+def test_the_first_chapter_installs_what_it_imports():
+    installed = notebooks.BOOTSTRAP_ALONE.read_text(encoding="utf-8")
+    ours = set(re.findall(r'"(\w+)"', re.search(r"^packages = .*$", installed, re.M)[0]))
+    for path in (ROOT / "notebooks").glob(f"{structure.START}.ipynb"):
+        cells = structure.code_cells(language.read_notebook(path))
+        text = "\n".join(structure.source(cell) for cell in cells)
+        used = set(re.findall(r"^[ \t]*(?:from|import)[ \t]+(\w+)", text, re.M))
+        assert used - set(sys.stdlib_module_names) <= ours | {"numpy"}  # comes with matplotlib
+
+
 # -- the table of hooks -------------------------------------------------------------------------
 
 
@@ -470,6 +496,8 @@ def test_claims_are_grouped_by_chapter_with_verdicts(sample):
     assert "3 of 5 share" in first and "verdict--holds" in first
     assert "no result yet" in first  # M99 has a chapter, but no result
     assert "no result yet" in second and sections[1].title == "50_other"
+    with_start = {"00_sample": sample, "00_start": sample}  # a chapter that records no claim
+    assert pages.claims_parts(claims, with_start, "en") == sections
     assert "5 个中 3 个" in "\n".join(
         pages.claims_parts(claims, {"00_sample": sample}, "zh")[0].body
     )

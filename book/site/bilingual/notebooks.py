@@ -9,6 +9,7 @@ from pathlib import Path
 
 from .language import LANGUAGES, filter_notebook, fold_name, of, read_notebook
 from .repository import Repository, current
+from .structure import START
 from .switch import is_twin_build
 
 LABEL = re.compile(r"^\([\w-]+\)=[ \t]*\n", re.M)
@@ -19,6 +20,7 @@ TOOL_TAGS = {"zh", "en", "nbval-ignore-output"}
 FIGURE = re.compile(r"(!\[[^\]]*\])\(\.\./(book/figures/[\w/.-]+\.svg)\)")
 ROOT = Path(__file__).resolve().parents[3]
 BOOTSTRAP = Path(__file__).parent.parent / "bootstrap.py"
+BOOTSTRAP_ALONE = BOOTSTRAP.with_name("bootstrap_start.py")  # for the chapter without `helpers`
 
 
 def plain_markdown(text: str, titles: dict[str, str]) -> str:
@@ -59,8 +61,9 @@ def fold(cell: dict, tag: str) -> None:
 
 
 def bootstrap_cell(url: str, chapter: str, tag: str) -> dict:
-    """The first cell: it makes `helpers` importable, or says what to set."""
-    source = BOOTSTRAP.read_text(encoding="utf-8").replace("@REPOSITORY@", url)
+    """The first cell: it installs what is missing; where the chapter needs it, `helpers` too."""
+    path = BOOTSTRAP_ALONE if chapter == START[3:] else BOOTSTRAP
+    source = path.read_text(encoding="utf-8").replace("@REPOSITORY@", url)
     source = source.replace("@CHAPTER@", chapter).replace("@LANGUAGE@", tag)
     cell = {
         "cell_type": "code",

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from . import prose
 from .figures import is_explore
 
+START = "00_start"  # what a newcomer reads first; it needs nothing of the book's own code
 IGNORED = 0.15
 EXERCISES = 3
 BYTES = 2_000_000
@@ -95,6 +96,34 @@ def exercises(notebook: dict) -> list[str]:
     if len(solved) != len(wanted):
         found.append(f"{len(wanted)} exercises, but {len(solved)} folded solutions")
     return found
+
+
+def things_to_try(notebook: dict) -> list[str]:
+    """In place of exercises: enough of them, a folded solution for each, and none is checked."""
+    found = []
+    folded = 0
+    for cell in code_cells(notebook):
+        if "exercise" in tags(cell):
+            found.append(f"{name(cell)}: a checked exercise; {START} only suggests what to try")
+        if "solution" in tags(cell):
+            folded += "hide-cell" in tags(cell)
+            if "hide-cell" not in tags(cell):
+                found.append(f"{name(cell)}: a solution that is not folded")
+    if folded < EXERCISES:
+        found.append(f"{folded} folded solutions, expected at least {EXERCISES}")
+    return found
+
+
+OWN_CODE = re.compile(r"^[ \t]*(?:from|import)[ \t]+(?:helpers|tests|benchmarks)\b", re.M)
+
+
+def stands_alone(notebook: dict) -> list[str]:
+    """Everything that runs stands on the page or in a public package."""
+    return [
+        f"{name(cell)}: imports the book's own code: {found[0].strip()}"
+        for cell in code_cells(notebook)
+        for found in OWN_CODE.finditer(source(cell))
+    ]
 
 
 def a_moving_figure(notebook: dict) -> list[str]:
@@ -189,33 +218,35 @@ def headings_and_sections(notebook: dict, stem: str) -> list[str]:
         if not label.startswith(f"{topic}-"):
             found.append(f"label {label} does not start with {topic}-")
     chinese = "\n".join(source(c) for c in notebook["cells"] if "zh" in tags(c))
-    for section in ("练习", "要点"):
+    for section in ("试一试" if stem == START else "练习", "要点"):
         if not re.search(rf"^## .*{section}", chinese, re.M):
             found.append(f"no section {section}")
     return found
 
 
-RULES: dict[str, Callable[[dict], list[str]]] = {
-    rule.__name__: rule
-    for rule in (
-        evidence_apart,
-        computed_verdicts,
-        few_ignored,
-        exercises,
-        a_moving_figure,
-        described_figures,
-        executed_in_order,
-        no_widget_state,
-        no_machine_paths,
-        no_closing_semicolon,
-        plain_prose,
-    )
-}
+SHARED_RULES = (
+    evidence_apart,
+    computed_verdicts,
+    few_ignored,
+    described_figures,
+    executed_in_order,
+    no_widget_state,
+    no_machine_paths,
+    no_closing_semicolon,
+    plain_prose,
+)
+
+
+def rules(stem: str) -> tuple[Callable[[dict], list[str]], ...]:
+    """The rules for the chapter of this name."""
+    if stem == START:
+        return (*SHARED_RULES, things_to_try, stands_alone)
+    return (*SHARED_RULES, exercises, a_moving_figure)
 
 
 def by_rule(notebook: dict, stem: str, size: int) -> dict[str, list[str]]:
     """Return what each rule finds wrong in the shape of a chapter; `size`: the file's, in bytes."""
-    found = {rule: check(notebook) for rule, check in RULES.items()}
+    found = {rule.__name__: rule(notebook) for rule in rules(stem)}
     found["headings_and_sections"] = headings_and_sections(notebook, stem)
     too_large = f"the file has {size / 1e6:.1f} MB, at most {BYTES / 1e6:.1f}"
     found["file_size"] = [too_large] if size > BYTES else []
