@@ -4,6 +4,7 @@ python book/author.py new 03_autograd "Autograd" "自动求导"     a chapter wi
 python book/author.py execute notebooks/03_autograd.ipynb   run it in a fresh kernel, in place
 python book/author.py check                                 languages agree, chapters in shape?
 python book/author.py review [FILE…]                        both sides read together: lock them
+python book/author.py terms                                 which section explains which term
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "book" / "site"))
 
-from bilingual import language, pairing, structure  # noqa: E402  (the site's package is not installed)
+from bilingual import language, pairing, structure, terms  # noqa: E402  (the site's package is not installed)
 
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 VOLATILE = ("execution", "ExecuteTime", "collapsed", "scrolled", "outputId", "colab")
@@ -119,13 +120,19 @@ def review(paths: list[Path]) -> int:
 
 def check() -> int:
     """Print what the drift gate and the rules of shape find."""
-    found = pairing.problems(ROOT)
+    found = pairing.problems(ROOT) + terms.problems(ROOT)
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         shape = structure.problems(language.read_notebook(path), path.stem, path.stat().st_size)
         found += [f"notebooks/{path.name}: {line}" for line in shape]
     print(*found, sep="\n")
     print(f"{len(found)} problems")
     return int(bool(found))
+
+
+def explained() -> int:
+    """Print for each term of the glossary the section that explains it, or that none is marked."""
+    print(*terms.report(ROOT), sep="\n")
+    return 0
 
 
 def new(stem: str, english: str, chinese: str) -> int:
@@ -190,6 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands.add_parser("execute").add_argument("notebooks", nargs="+", type=Path)
     commands.add_parser("review").add_argument("files", nargs="*", type=Path)
     commands.add_parser("check")
+    commands.add_parser("terms")
     create = commands.add_parser("new")
     for name in ("stem", "english", "chinese"):
         create.add_argument(name)
@@ -199,6 +207,7 @@ def main(arguments: list[str] | None = None) -> int:
             "execute": lambda: execute(options.notebooks),
             "review": lambda: review(options.files),
             "check": check,
+            "terms": explained,
             "new": lambda: new(options.stem, options.english, options.chinese),
         }[options.command]()
     except (ValueError, FileNotFoundError) as error:

@@ -1,4 +1,4 @@
-"""Pages made from data: `{claims}`, `{records}` and `{terms}`."""
+"""Pages made from data: `{claims}`, `{records}`, `{terms}` and `{explained}`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from docutils.statemachine import StringList
 from sphinx.locale import _
 from sphinx.util.docutils import SphinxDirective
 
+from . import terms as places
 from .language import CLAIM, filter_notebook, of, pick, read_notebook
 
 VERDICTS = ("holds", "holds-if", "false", "not-recorded", "no-result")
@@ -163,6 +164,19 @@ def terms_parts(terms: list[dict], tag: str) -> list[Part]:
     return parts
 
 
+def explained_table(terms: list[dict], texts: dict, tag: str) -> list[str]:
+    """Each term that a chapter explains, in the alphabet of the page's language, and where."""
+    rows = []
+    for row, place in places.introductions(terms, texts).items():
+        words = {"en": terms[row]["en"], "zh": terms[row]["zh"].split("；")[0]}
+        first, second = words.pop(tag), words.popitem()[1]
+        rows.append([first, second, f"{place.chapter[:2]} · {{ref}}`{place.label}`"])
+    # in GB 18030 the common characters stand in the order of their pronunciation
+    rows.sort(key=lambda row: row[0].lower().encode("gb18030"))
+    columns = ["English", "中文"] if tag == "en" else ["中文", "English"]
+    return table([*columns, _("Explained in")], rows, "explained") if rows else []
+
+
 class DataPage(SphinxDirective):
     """Turn data files into Markdown and let the page's own parser read it."""
 
@@ -228,6 +242,24 @@ class Terms(DataPage):
         return terms_parts(self.load(self.root / "book" / "glossary.yml"), self.tag)
 
 
+class Explained(DataPage):
+    """`{explained}`: the terms of book/glossary.yml and the sections that explain them."""
+
+    def run(self) -> list[nodes.Node]:
+        """One table, without sections."""
+        for stem in places.reading_order(self.root):
+            self.env.note_dependency(str(self.root / "notebooks" / f"{stem}.ipynb"))
+        self.env.note_dependency(str(self.root / "_toc.yml"))
+        terms = self.load(self.root / "book" / "glossary.yml")
+        lines = explained_table(terms, places.book(self.root), self.tag)
+        node = nodes.Element()
+        lines = StringList(lines or [_("Nothing has been recorded yet.")], self.env.docname)
+        self.state.nested_parse(lines, self.content_offset, node)
+        return node.children
+
+
 def setup(app) -> None:
-    for name, directive in {"claims": Claims, "records": Records, "terms": Terms}.items():
-        app.add_directive(name, directive)
+    app.add_directive("claims", Claims)
+    app.add_directive("records", Records)
+    app.add_directive("terms", Terms)
+    app.add_directive("explained", Explained)
