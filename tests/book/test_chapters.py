@@ -2,6 +2,7 @@
 
 import copy
 import json
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -147,6 +148,18 @@ BREAKS = {
     ),
     "machine path": ("no_machine_paths", lambda c: output(c, text_plain="/home/me/x.py")),
     "semicolon": ("no_closing_semicolon", lambda c: cell(c, "c1").update(source="f();")),
+    "or for if": (
+        "plain_statements",
+        lambda c: cell(c, "c1").update(source="def f(x):\n    x or print(x)\n\n\nf(1)"),
+    ),
+    "a list for its effect": (
+        "plain_statements",
+        lambda c: cell(c, "c1").update(source="[print(x) for x in y]\nx"),
+    ),
+    "a walrus": (
+        "plain_statements",
+        lambda c: cell(c, "c1").update(source="%time f()\nwhile (x := next(y)) > 1:\n    x"),
+    ),
     "directive": (
         "plain_prose",
         lambda c: cell(c, "en").update(source=cell(c, "en")["source"] + "\n:::{note}"),
@@ -223,6 +236,45 @@ def test_every_rule_of_the_first_chapter_is_broken_once():
 def test_every_rule_is_broken_once(chapter):
     rules = set(structure.by_rule(chapter, "02_tensors", 1000)) - {"file_size"}
     assert {rule for rule, _ in BREAKS.values()} == rules
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[x for x in y]",
+        "x or y",
+        "%%writefile a.txt\nif",
+        "!ls\nx = y or z",
+        "x = [f(x) for x in y]",
+    ],
+)
+def test_what_is_a_plain_statement(chapter, text):
+    cell(chapter, "c1").update(source=text)
+    assert structure.plain_statements(chapter) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("print(eval('1 + 1'))", "S307"),
+        ("exec('x = 1')", "S102"),
+        ("square = lambda x: x * x", "E731"),
+        ("x = 1; y = 2", "E702"),
+        ("for x in range(3): print(x)", "E701"),
+        ("x = 1\ndef f():\n    pass", "E302"),
+        (f"x = '{'a' * 84}'", "E501"),
+    ],
+)
+def test_the_linter_refuses_golf_in_a_chapter(tmp_path, text, rule):
+    """The rules of notebooks/ruff.toml, tried on a chapter that breaks one of them."""
+    path = tmp_path / "99_golf.ipynb"
+    notebook = {"cells": [code(1, text=text)], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    path.write_text(json.dumps(notebook), encoding="utf-8")
+    rules = ["--no-cache", "--config", str(ROOT / "notebooks" / "ruff.toml")]
+    command = [sys.executable, "-m", "ruff", "check", *rules, "--output-format=json"]
+    done = subprocess.run([*command, path], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert [found["code"] for found in json.loads(done.stdout)] == [rule]
 
 
 def test_a_file_may_not_be_large(chapter):

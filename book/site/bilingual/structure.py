@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable
@@ -191,6 +192,33 @@ def no_closing_semicolon(notebook: dict) -> list[str]:
     ]
 
 
+def statements(cell: dict) -> ast.Module:
+    """The Python of a cell; lines for IPython alone (%%writefile, !ls) are left out."""
+    text = source(cell)
+    if text.startswith("%%"):
+        text = ""
+    return ast.parse(re.sub(r"^[ \t]*[%!].*$", "", text, flags=re.M))
+
+
+FOR_EFFECT = (ast.BoolOp, ast.IfExp, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def plain_statements(notebook: dict) -> list[str]:
+    """`if` and `for` are written as such: no `a or b()`, no `[f(x) for …]` for what it does, no :=.
+
+    What `ruff` knows (eval, exec, a lambda with a name, two statements in a line) it checks.
+    """
+    found = []
+    for cell in code_cells(notebook):
+        body = statements(cell).body
+        shown = body[-1] if body else None
+        for node in (node for statement in body for node in ast.walk(statement)):
+            for_effect = isinstance(node, ast.Expr) and isinstance(node.value, FOR_EFFECT)
+            if isinstance(node, ast.NamedExpr) or (for_effect and node is not shown):
+                found.append(f"{name(cell)}: not a plain statement: {ast.unparse(node)}")
+    return found
+
+
 def plain_prose(notebook: dict) -> list[str]:
     """Prose that also reads well where there is no MyST."""
     found = []
@@ -233,6 +261,7 @@ SHARED_RULES = (
     no_widget_state,
     no_machine_paths,
     no_closing_semicolon,
+    plain_statements,
     plain_prose,
 )
 
