@@ -286,6 +286,27 @@ def test_a_line_of_88_columns_fits(read, language):
     assert page.evaluate(TOO_NARROW, COLUMNS) == []
 
 
+MAKE_DEEPER = """() => {
+  const section = document.querySelectorAll("article section section[id]")[2];
+  const width = document.querySelector("section > p").getBoundingClientRect().width;
+  const link = document.querySelector(`.page-toc a[href="#${section.id}"]`);
+  section.id += "-deeper";
+  link.setAttribute("href", "#" + section.id);
+  const style = (element, part) => getComputedStyle(element, part).borderLeftStyle;
+  const beside = section.querySelector(":scope > p").getBoundingClientRect().width;
+  return [style(section), style(link, "::before"), Math.abs(width - beside) < 1];
+}"""
+
+
+@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+def test_a_section_going_deeper_is_marked(read, viewport):
+    """By the end of its label, beside the text and in the contents; its text is as wide as any."""
+    page = read(viewport=viewport).open(f"zh/notebooks/{CHAPTER}.html")
+    assert page.evaluate(MAKE_DEEPER) == ["dotted", "dotted", True]
+    overflow = "document.documentElement.scrollWidth - innerWidth"
+    assert page.evaluate(overflow) <= 0
+
+
 # -- the theme -------------------------------------------------------------------------------------
 
 
