@@ -144,7 +144,7 @@ def call_operators(dtype: torch.dtype) -> None:
         gelu._gelu_backward(x, w, x, tanh)
 
     target = torch.zeros(8, dtype=torch.int64)
-    for words in (5000, 5008):  # rows that start anywhere; at a multiple of 16 elements
+    for words in (5000, 5008):  # not a multiple of 16, so rows could start anywhere; one
         weight = torch.empty(words, 4096, dtype=dtype)
         linear_cross_entropy._linear_cross_entropy(x[:8], weight, target, -100, True, True)
 

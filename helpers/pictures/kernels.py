@@ -10,9 +10,9 @@ from helpers.pictures.draw import BLUE, GRAY, GREEN, ORANGE, PALE, PEACH, box, f
 
 
 def draw_programs(ax: Axes, program: int, BLOCK: int, N: int = 13) -> None:
-    """Draw which of N elements one program of the grid loads, and which lanes the mask stops."""
+    """Draw which of N elements one program of the grid loads, and which places the mask stops."""
     grid = -(-N // BLOCK)
-    at = [program * BLOCK + lane for lane in range(BLOCK)]
+    at = [program * BLOCK + place for place in range(BLOCK)]
 
     for k in range(grid):
         face, color = (BLUE, "white") if k == program else ("white", "black")
@@ -29,7 +29,7 @@ def draw_programs(ax: Axes, program: int, BLOCK: int, N: int = 13) -> None:
         mask = [int(k < N) for k in at]
         ax.text(0, -1.2, f"at = {program} × {BLOCK} + arange = {_row(at)}")
         ax.text(0, -2.0, f"mask = at < {N} = {_row(mask)}")
-        ax.text(0, -2.8, f"{sum(mask)} of {BLOCK} lanes load and store", color=GRAY)
+        ax.text(0, -2.8, f"{sum(mask)} of {BLOCK} elements load and store", color=GRAY)
     else:
         ax.text(0, -1.2, f"not launched: {N} elements in blocks of {BLOCK}", color=ORANGE)
         ax.text(0, -2.0, f"take {grid} programs, 0 to {grid - 1}", color=ORANGE)

@@ -19,7 +19,7 @@ def test_a_program_and_its_mask(ax, program, block, mask):
     pictures.draw_programs(ax, program, block)
     found = texts(ax)
     assert f"mask = at < 13 = {mask}" in found
-    assert f"{mask.count('1')} of {block} lanes load and store" in found
+    assert f"{mask.count('1')} of {block} elements load and store" in found
     assert f"program {-(-13 // block) - 1}" in found and f"program {-(-13 // block)}" not in found
 
 
