@@ -158,35 +158,63 @@ def test_an_unreadable_notebook_is_named(tmp_path):
 
 # -- search -------------------------------------------------------------------------------------
 
-
-@pytest.fixture(scope="module")
-def chinese():
-    return search.BigramChinese({})
-
-
-def browser_words(query: str) -> set[str]:
-    """What the splitter in the browser makes of a query, run by the same rules."""
-    words = []
-    for part in re.split(r"[^\w]+", query):
-        for run in re.findall("[\u3400-\u9fff]+|[^\u3400-\u9fff]+", part):
-            chinese = re.match("[\u3400-\u9fff]", run)
-            words += search.pairs(run) if chinese and len(run) > 2 else [run]
-    return {word.lower() for word in words}
+PAGE = """<nav><p>not this</p></nav><article class="bd-article"><section id="ch-x">
+<h1>Tensors<a class="headerlink" href="#ch-x">#</a></h1><p>A <strong>tensor</strong>:<br>data.</p>
+<section id="x-views"><h2>Views of <code>x</code></h2><p>No copy.</p>
+<div class="cell"><div class="cell_input"><pre>x.view(2)</pre></div>
+<div class="cell_output"><div><pre>12345</pre></div></div></div>
+<script>let hidden;</script></section><p>After.</p></section></article><footer>nor this</footer>"""
 
 
-@pytest.mark.parametrize(
-    "query", ["张量", "反向传播", "梯度累积", "图", "PyTorch张量", "MNIST 手写数字", "data_ptr"]
-)
-def test_text_and_query_are_cut_alike(chinese, query):
-    text = "PyTorch 张量的反向传播与梯度累积，图里是 MNIST 手写数字，比较 data_ptr。"
-    index = {word.lower() for word in chinese.split(text)}
-    assert browser_words(query) <= index
+def test_the_search_knows_sections():
+    assert search.Article(PAGE).sections == [
+        ["ch-x", "Tensors", "A tensor: data. After."],
+        ["x-views", "Views of x", "No copy. x.view(2)"],
+    ]
+    path, title, sections = search.page("a.html", PAGE, {"x-views": ["视图", "view"]})
+    assert (path, title) == ("a.html", "Tensors")
+    assert [section[3] for section in sections] == [[], ["视图", "view"]]
+    assert search.page("b.html", "<article></article>", {}) is None
 
 
-def test_short_words_are_filtered_but_not_chinese(chinese):
-    assert chinese.word_filter("图")
-    assert not chinese.word_filter("x")
-    assert not chinese.word_filter("the")
+def test_the_search_knows_what_a_section_explains(tmp_path):
+    (tmp_path / "book").mkdir()
+    (tmp_path / "notebooks").mkdir()
+    toc = "parts: [{chapters: [{file: notebooks/02_tensors}]}]"
+    (tmp_path / "_toc.yml").write_text(toc, encoding="utf-8")
+    glossary = "[{en: view (of a tensor), zh: 视图}]"
+    (tmp_path / "book" / "glossary.yml").write_text(glossary, encoding="utf-8")
+    texts = {
+        "zh": "(tensors-a)=\n## 视图\n\n**视图**",
+        "en": "(tensors-a)=\n## Views\n\nA **view**",
+    }
+    cells = [
+        {"cell_type": "markdown", "metadata": {"tags": [tag]}, "source": text}
+        for tag, text in texts.items()
+    ]
+    path = tmp_path / "notebooks" / "02_tensors.ipynb"
+    path.write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    assert search.explained(tmp_path) == {"tensors-a": ["视图", "view"]}
+
+
+def test_every_section_can_be_found(site):
+    """What the browser gets is data, as large as text is, and there is no other index."""
+    for tag in LANGUAGES:
+        script = (site / tag / "search-sections.js").read_text(encoding="utf-8")
+        assert script.startswith(f"const bookLanguage = '{tag}', bookPages = [[")
+        known = {f"{one[0]}#{section[0]}" for one in found_pages(script) for section in one[2]}
+        built = {
+            f"{path.relative_to(site / tag).as_posix()}#{anchor}"
+            for folder in ("book", "notebooks")
+            for path in (site / tag / folder).glob("*.html")
+            for anchor in re.findall(r'<section [^>]*\bid="([^"]+)"', path.read_text("utf-8"))
+        }
+        assert known == built
+        assert not (site / tag / "searchindex.js").exists()
+
+
+def found_pages(script: str) -> list:
+    return json.loads(script.split("bookPages = ", 1)[1].rstrip(";\n"))
 
 
 # -- words of the interface ---------------------------------------------------------------------
@@ -731,7 +759,7 @@ def test_references_are_items_of_their_list(site):
 
 
 def test_no_machine_path_is_published(site):
-    for path in [*site.rglob("*.html"), *site.rglob("*.ipynb"), *site.rglob("searchindex.js")]:
+    for path in [*site.rglob("*.html"), *site.rglob("*.ipynb"), *site.rglob("search-sections.js")]:
         assert str(ROOT) not in path.read_text(encoding="utf-8"), path
 
 

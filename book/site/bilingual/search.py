@@ -1,61 +1,125 @@
-"""Chinese search without a dictionary: text and query are cut into the same pairs of characters.
+"""Search: the sections of the built pages as data, which `static/search.js` ranks in the browser.
 
-Between Chinese and Latin both sides cut too, so `PyTorch张量` finds what `PyTorch 张量` finds.
+Sphinx's own search finds pages; a chapter is thirty screens long. Its index is not made.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from html.parser import HTMLParser
+from pathlib import Path
 
-import snowballstemmer
-from sphinx.search.zh import SearchChinese
+from . import terms
+from .language import of
 
-CJK = "\u3400-\u9fff\uf900-\ufaff"
-RUNS = re.compile(f"[{CJK}]+|[^\\W{CJK}]+")
+VOID = frozenset("area base br col embed hr img input link meta source track wbr".split())
+HEADINGS = frozenset("h1 h2 h3 h4 h5 h6".split())
+BLOCKS = HEADINGS | frozenset(
+    "blockquote br dd details div dt figcaption li p pre section summary td th".split()
+)
+SILENT_TAGS = frozenset(("script", "style", "svg", "button", "label"))
+SILENT_CLASSES = frozenset(("headerlink", "cell_output", "prev-next-footer"))
 
 
-def pairs(run: str) -> list[str]:
-    """反向传播 → 反向, 向传, 传播."""
-    return [run[i : i + 2] for i in range(len(run) - 1)]
+class Article(HTMLParser):
+    """The sections of a page: address, title, text; without outputs and without what is drawn."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.sections: list[list[str]] = []  # [anchor, title, text]
+        self.open: list[tuple[str, bool, int]] = []  # tag, silent, section before
+        self.inside = self.silent = False
+        self.heading = False
+        self.current = -1
+        self.feed(html)
+        self.sections = [[" ".join(part.split()) for part in one] for one in self.sections]
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        classes = set((attrs.get("class") or "").split())
+        if tag == "article" and "bd-article" in classes:
+            self.inside = True
+        if tag in BLOCKS:
+            self.say(" ")
+        if not self.inside or tag in VOID:
+            return
+        self.open.append((tag, self.silent, self.current))
+        self.silent = self.silent or tag in SILENT_TAGS or bool(classes & SILENT_CLASSES)
+        if tag == "section" and attrs.get("id"):
+            self.current = len(self.sections)
+            self.sections.append([attrs["id"], "", ""])
+        self.heading = self.heading or tag in HEADINGS
+
+    def handle_endtag(self, tag):
+        if not self.inside or tag in VOID:
+            return
+        while self.open:
+            closed, self.silent, self.current = self.open.pop()
+            if closed in HEADINGS:
+                self.heading = False
+            if closed == tag:
+                break
+        if tag in BLOCKS:
+            self.say(" ")
+        self.inside = bool(self.open)
+
+    def handle_data(self, data):
+        if self.inside and not self.silent:
+            self.say(data)
+
+    def say(self, words: str) -> None:
+        if self.current >= 0:
+            self.sections[self.current][1 if self.heading else 2] += words
 
 
-class BigramChinese(SearchChinese):
-    """Index: single characters, pairs and Latin words. Query: pairs and Latin words."""
+def explained(root: Path) -> dict[str, list[str]]:
+    """Label → the terms that this section explains, in both languages."""
+    rows = terms.read_terms(root)
+    found: dict[str, list[str]] = {}
+    for row, place in terms.introductions(rows, terms.book(root)).items():
+        words = [terms.word(rows[row], tag) for tag in ("zh", "en")]
+        found.setdefault(place.label, []).extend(words)
+    return found
 
-    js_splitter_code = """
-var splitQuery = (query) => {
-  const words = [];
-  const runs = /[\\u3400-\\u9fff\\uf900-\\ufaff]+|[^\\u3400-\\u9fff\\uf900-\\ufaff]+/g;
-  for (const part of query.split(/[^\\p{Letter}\\p{Number}_]+/gu)) {
-    for (const run of part.match(runs) || []) {
-      if (!/^[\\u3400-\\u9fff\\uf900-\\ufaff]/.test(run) || run.length < 3) words.push(run);
-      else for (let i = 0; i + 1 < run.length; i++) words.push(run.slice(i, i + 2));
-    }
-  }
-  return words;
-};
-"""
 
-    def init(self, options: dict[str, str]) -> None:
-        """The browser's stemmer is Porter's first; the base class takes his second."""
-        self.stemmer = snowballstemmer.stemmer("porter")
+def page(path: str, html: str, words: dict[str, list[str]]) -> list | None:
+    """What the search knows of a page: [path, title, [[anchor, title, text, terms], …]]."""
+    sections = Article(html).sections
+    if not sections:
+        return None
+    known = [[*section, words.get(section[0], [])] for section in sections]
+    return [path, sections[0][1], known]
 
-    def split(self, text: str) -> list[str]:
-        """Words of a page for the index."""
-        words = []
-        for run in RUNS.findall(text):
-            words += [*run, *pairs(run)] if re.match(f"[{CJK}]", run) else [run]
-        return words
 
-    def stem(self, word: str) -> str:
-        """As in the browser, which leaves words shorter than three letters alone."""
-        word = word.lower()
-        return self.stemmer.stemWord(word) if word.isascii() and len(word) > 2 else word
+def write(app, exception) -> None:
+    """Hook: after the pages, what the search knows of them."""
+    if exception is not None or app.builder.name != "html":
+        return
+    words = explained(Path(app.srcdir))
+    pages = []
+    for docname in sorted(app.env.found_docs):
+        target = app.builder.get_target_uri(docname)
+        html = (Path(app.outdir) / target).read_text(encoding="utf-8")
+        pages.append(page(target, html, words))
+    data = json.dumps([one for one in pages if one], ensure_ascii=False, separators=(",", ":"))
+    data = re.sub("[\u2028\u2029]", " ", data)
+    script = f"const bookLanguage = {of(app).tag!r}, bookPages = {data};\n"
+    (Path(app.outdir) / "search-sections.js").write_text(script, encoding="utf-8")
+    (Path(app.outdir) / "searchindex.js").unlink(missing_ok=True)  # of an older build
 
-    def word_filter(self, word: str) -> bool:
-        """Keep single Chinese characters, drop single letters and stop words."""
-        return bool(re.match(f"[{CJK}]", word)) or (len(word) > 1 and word not in self.stopwords)
+
+def own_page(app, config) -> None:
+    """Hook: a search page without Sphinx's search."""
+    config.html_additional_pages = {**config.html_additional_pages, "search": "search.html"}
+
+
+def no_index(app) -> None:
+    """Hook: Sphinx makes no index."""
+    app.builder.search = False
 
 
 def setup(app) -> None:
-    app.add_search_language(BigramChinese)
+    app.connect("config-inited", own_page)
+    app.connect("builder-inited", no_index)
+    app.connect("build-finished", write)
