@@ -533,22 +533,25 @@ def test_claims_are_grouped_by_chapter_with_verdicts(sample):
 
 RECORD = {
     "provenance": {"device": "CPU", "torch": "2.15.0", "dirty": False},
-    "units": {"size": "", "time": "ms"},
+    "units": {"size": "count", "time": "ms"},
     "rows": [{"size": 256, "time": [1, 2.5, 4]}, {"size": 512, "time": None}],
 }
 
 
 def test_records_show_units_spread_and_provenance():
-    (section,) = pages.records_parts({"matmul.cpu": RECORD})
+    (section,) = pages.records_parts({"matmul.cpu": RECORD}, ["02_matmul"])
     text = "\n".join(section.body)
     assert section.anchor == "record-matmul-cpu"
-    assert "time (ms)" in text and "2.5 (1–4)" in text and "–" in text
+    assert "* - size\n" in text and "time (ms)" in text and "2.5 (1–4)" in text and "–" in text
+    assert "<../notebooks/02_matmul>" in text
+    (alone,) = pages.records_parts({"matmul.cpu": RECORD}, ["02_other"])
+    assert "notebooks" not in "\n".join(alone.body)
     assert "* Device: `CPU`" in text and "* Uncommitted changes: no" in text
 
 
 def test_a_record_without_provenance_is_refused():
     with pytest.raises(ValueError, match="record bad: expected provenance"):
-        pages.records_parts({"bad": {"units": {}, "rows": []}})
+        pages.records_parts({"bad": {"units": {}, "rows": []}}, [])
 
 
 def test_the_glossary_is_grouped():
@@ -560,6 +563,19 @@ def test_the_glossary_is_grouped():
     assert (first.title, first.anchor) == ("张量", "terms-tensors")
     assert "  - 步幅" in first.body
     assert "stays English" in "\n".join(second.body)
+
+
+def test_a_chinese_word_on_an_english_page_says_so():
+    row = "<tr><td><p>tensor</p></td><td><p>张量</p></td><td><p><a>张</a></p></td></tr>"
+    assert strings.name_chinese(row) == row.replace("<td><p>张量", '<td lang="zh-Hans"><p>张量')
+
+
+def test_chapters_are_numbered_in_the_sidebar(site):
+    for tag in LANGUAGES:
+        text = (site / tag / "book" / "index.html").read_text(encoding="utf-8")
+        for path in (ROOT / "notebooks").glob("*.ipynb"):
+            link = rf'href="\.\./notebooks/{path.stem}\.html">\s*{int(path.stem[:2])} · \S'
+            assert re.search(link, text), path
 
 
 def test_pages_load_only_what_they_need():

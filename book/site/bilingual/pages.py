@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,17 +128,26 @@ def provenance_value(cell) -> str:
     return f"`{cell}`"
 
 
-def records_parts(records: dict[str, dict]) -> list[Part]:
-    """Every record as a table, then where it comes from; `records` maps a file stem to its data."""
+NO_UNITS = ("", "name", "count", "number")
+
+
+def records_parts(records: dict[str, dict], chapters: list[str]) -> list[Part]:
+    """Every record as a table, then where it comes from; `records` maps a file stem to its data.
+
+    chapters: the stems of the notebooks; a record links to the one of its name.
+    """
     parts, labels = [], provenance_labels()
+    by_topic = {chapter[3:]: chapter for chapter in chapters}
     for stem, record in sorted(records.items()):
         missing = {"provenance", "units", "rows"} - record.keys()
         if missing:
             raise ValueError(f"record {stem}: expected provenance, units, rows; no {missing}")
         units = record["units"]
-        columns = [f"{name} ({unit})" if unit else name for name, unit in units.items()]
+        columns = [name if unit in NO_UNITS else f"{name} ({unit})" for name, unit in units.items()]
         rows = [[value(row.get(name)) for name in units] for row in record["rows"]]
-        body = table(columns, rows, "record")
+        chapter = by_topic.get(stem.split(".")[0])
+        body = [f"{{doc}}`{_('To the chapter')} <../notebooks/{chapter}>`"] if chapter else []
+        body += table(columns, rows, "record")
         for key, cell in record["provenance"].items():
             body.append(f"* {labels.get(key, key)}: {provenance_value(cell)}")
         anchor = stem.replace(".", "-").replace("_", "-").lower()
@@ -232,7 +242,8 @@ class Records(DataPage):
         folder = self.root / "benchmarks" / "records"
         self.env.note_dependency(str(folder))  # a folder counts as changed: a record may be new
         files = sorted(folder.glob("*.json"))
-        return records_parts({path.stem: self.load(path) for path in files})
+        records = {path.stem: self.load(path) for path in files}
+        return records_parts(records, places.reading_order(self.root))
 
 
 class Terms(DataPage):
@@ -258,7 +269,17 @@ class Explained(DataPage):
         return node.children
 
 
+def number_chapters(app, config) -> None:
+    """Hook, after sphinx_external_toc has read _toc.yml: chapters are numbered in the sidebar."""
+    for document in config.external_site_map.values():
+        number = re.match(r"notebooks/(\d\d)_", document.docname)
+        if number:
+            notebook = read_notebook(Path(app.srcdir) / f"{document.docname}.ipynb")
+            document.title = f"{int(number[1])} · {title(notebook, of(app).tag)}"
+
+
 def setup(app) -> None:
+    app.connect("config-inited", number_chapters, priority=950)
     app.add_directive("claims", Claims)
     app.add_directive("records", Records)
     app.add_directive("terms", Terms)
