@@ -1,4 +1,4 @@
-"""Chapter 03, exercises: a derivative by hand, two VJPs, a new operation, momentum."""
+"""Chapter 03, exercises: a graph and a derivative by hand, two VJPs, an operation, momentum."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,19 @@ from torch import Tensor
 from helpers.autograd import Value
 from helpers.exercises.harness import Exercise
 
-# ---- 1: a derivative by hand
+# ---- 1: a graph on paper
+
+
+def on_paper() -> tuple[float, ...]:
+    """Return the gradients of L = u v with respect to v, u, a, b and c, by PyTorch."""
+    a, b, c = (torch.tensor(x, requires_grad=True) for x in (2.0, -3.0, 10.0))
+    u = a * b
+    v = u + c
+    gradients = torch.autograd.grad(u * v, (v, u, a, b, c))
+    return tuple(gradient.item() for gradient in gradients)
+
+
+# ---- 2: a derivative by hand
 
 
 def silu_slope(x: Tensor) -> Tensor:
@@ -31,7 +43,7 @@ def _inputs() -> list[tuple[Tensor]]:
     return [(x,) for x in inputs]
 
 
-# ---- 2: vector-Jacobian products
+# ---- 3 and 5: vector-Jacobian products
 
 
 def matmul_vjp(a: Tensor, b: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,7 +82,7 @@ def _softmaxes() -> list[tuple]:
     return cases
 
 
-# ---- 3: a new operation for the engine
+# ---- 4: a new operation for the engine
 
 
 def logsumexp(x: Tensor) -> Tensor:
@@ -103,7 +115,7 @@ def _values() -> list[tuple[Tensor]]:
     return cases
 
 
-# ---- 4: gradient descent with momentum
+# ---- 6: gradient descent with momentum
 
 
 def momentum(f: Callable[[Any], Any], start: Tensor, lr: float, mu: float, steps: int) -> Tensor:
@@ -139,6 +151,7 @@ def _runs() -> list[tuple]:
 
 
 EXERCISES = {
+    "on_paper": Exercise(reference=on_paper, cases=lambda: [()]),
     "silu_slope": Exercise(
         reference=silu_slope, cases=_inputs, gradient=True, forbid=("silu", "where", "nan_to_num")
     ),

@@ -1,77 +1,107 @@
-"""Chapter 03, drawn: graphs forward and backward, gradient descent on a bowl."""
+"""Chapter 03, drawn: a loss and its slope, graphs forward and backward, gradient descent."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from helpers.autograd import Value
 from helpers.pictures.draw import BLUE, GRAY, GREEN, ORANGE, PALE, PEACH, arrow, box, frame
 
-NODE = (1.1, 0.5)  # width and height of a node
+NODE = (1.5, 0.5)  # width and height of a node
 FAINT = "#BBBBBB"  # edges that rest
-RULES = {  # what a node sends to its parents
-    "+": "g to both",
-    "*": "g × the other factor",
-    "@": "g @ rightᵀ to the left, leftᵀ @ g to the right",
-    "**": "g × n × xⁿ⁻¹",
-    "exp": "g × out",
-    "log": "g / x",
-    "tanh": "g × (1 − out²)",
-    "sigmoid": "g × out × (1 − out)",
-    "relu": "g where x > 0, else 0",
-    "sum": "g to each element",
-    "leaf": ".grad += g",
+RULES = {  # what a node passes on to its inputs, by the name of its grad_fn
+    "AddBackward0": "g to both",
+    "SubBackward0": "g, unchanged",
+    "MulBackward0": "g × the other factor",
+    "MmBackward0": "g @ xᵀ to W, Wᵀ @ g to x",
+    "SigmoidBackward0": "g × a × (1 − a)",
+    "PowBackward0": "g × 2 × input",
+    "SumBackward0": "g to each element",
+    None: ".grad += g",
 }
 
 
-def graph_steps(root: Value) -> int:
+def draw_knob(ax: Axes, loss_at: Callable, w: float) -> None:
+    """Draw a loss of one parameter, and at `w` its tangent and the way downhill."""
+    knob = torch.tensor(float(w), requires_grad=True)
+    loss = loss_at(knob)
+    loss.backward()
+    height, slope = loss.item(), knob.grad.item()
+
+    turns = np.linspace(-1, 6, 71)
+    heights = [float(loss_at(turn)) for turn in turns]
+    ax.plot(turns, heights, color=BLUE, linewidth=1.2)
+    near = np.array([w - 0.6, w + 0.6])
+    ax.plot(near, height + slope * (near - w), color=ORANGE, linewidth=2)
+    ax.plot(w, height, "o", color=ORANGE)
+    if abs(slope) > 0.5:
+        arrow(ax, (w, -8), (w - 0.06 * slope, -8), GREEN)
+    ax.axhline(0, color=FAINT, linewidth=0.6)
+    ax.set(xlim=(-1, 6), ylim=(-14, 62), xlabel="w", ylabel="loss")
+    ax.set_title(f"w = {w:g}   loss = {height:.2f}   gradient = {slope:.2f}", fontsize=10)
+
+
+def graph_steps(tensors: Mapping[str, Tensor]) -> int:
     """Return how many pictures `draw_graph` has: the leaves, each operation, then all backward."""
-    nodes = root.order()
-    return 1 + sum(bool(node.parents) for node in nodes) + len(nodes)
+    return 1 + sum(not t.is_leaf for t in tensors.values()) + len(tensors)
 
 
-def draw_graph(ax: Axes, root: Value, names: Mapping[Value, str], step: int) -> None:
-    """Draw the graph behind `root` after `step` steps; `root.backward()` has run before."""
-    nodes = root.order()
-    places = _places(nodes, lambda node: [parent for parent, _ in node.parents])
-    operations = [node for node in nodes if node.parents]
-    backward = nodes[::-1][: max(step - len(operations), 0)]  # the nodes whose gradient is known
-    computed = {*operations[:step], *(node for node in nodes if not node.parents)}
+def draw_graph(ax: Axes, tensors: Mapping[str, Tensor], step: int) -> None:
+    """Draw the graph of `tensors` after `step` steps, forward first and then backward.
 
-    active, way, color, face = None, "leaves", BLUE, PALE
+    tensors: all of the graph by name, in the order in which they were computed. Each has its
+    gradient: `backward` has run, and all but the leaves have called `retain_grad` before.
+    """
+    names = list(tensors)
+    inputs = {name: _inputs(tensors, name) for name in names}
+    operations = [name for name in names if inputs[name]]
+    backward = names[::-1][: max(step - len(operations), 0)]  # those whose gradient is known
+    computed = {*operations[:step], *(name for name in names if not inputs[name])}
+
+    active, color, face, title = None, BLUE, PALE, "leaves"
     if backward:
-        active, way, color, face = backward[-1], "backward", ORANGE, PEACH
+        active, color, face = backward[-1], ORANGE, PEACH
+        grad_fn = tensors[active].grad_fn
+        title = f"backward, {active}:  {RULES[grad_fn.name() if grad_fn else None]}"
     elif step:
-        active, way = operations[step - 1], "forward"
+        active = operations[step - 1]
+        title = f"forward, {active}"
 
-    for node, (x, y) in places.items():
-        for parent, _ in node.parents:
-            if node is active:
-                _edge(ax, places[parent], (x, y), color, reverse=way == "backward")
-            else:
-                _edge(ax, places[parent], (x, y), FAINT)
-        name = names.get(node, node.op)
-        box(ax, (x, y), name, face if node is active else "white", size=NODE)
-        if node in computed:
-            ax.text(x - 0.62, y, _numbers(node.data), color=BLUE, ha="right", va="center", size=10)
-        if node in backward:
-            ax.text(x + 0.62, y, _numbers(node.grad), color=ORANGE, ha="left", va="center", size=10)
+    places = _places(names, inputs.get)
+    for name, (x, y) in places.items():
+        for parent in inputs[name]:
+            lit = name == active
+            edge = color if lit else FAINT
+            _edge(ax, places[parent], (x, y), edge, reverse=lit and bool(backward))
+        box(ax, (x, y), name, face if name == active else "white", size=NODE)
+        if name in computed:
+            text = _numbers(tensors[name])
+            ax.text(x - 0.82, y, text, color=BLUE, ha="right", va="center", size=10)
+        if name in backward:
+            text = _numbers(tensors[name].grad)
+            ax.text(x + 0.82, y, text, color=ORANGE, ha="left", va="center", size=10)
 
     bottom = min(y for _, y in places.values())
-    ax.text(0, 0.6, _title(way, active, names), ha="center", size=11)
+    ax.text(0, 0.6, title, ha="center", size=11)
     ax.text(-3.4, bottom, "value", color=BLUE, va="center", size=11)
     ax.text(3.4, bottom, "gradient g", color=ORANGE, ha="right", va="center", size=11)
     frame(ax, (-3.5, 3.5), (bottom - 0.35, 0.9))
 
 
-def _title(way: str, active: Value | None, names: Mapping[Value, str]) -> str:
-    if active is None:
-        return way
-    name = names.get(active, active.op)
-    return f"{way}, {name}:  {RULES[active.op]}" if way == "backward" else f"{way}, {name}"
+def _inputs(tensors: Mapping[str, Tensor], name: str) -> list[str]:
+    """Name the tensors that `tensors[name]` was computed from, as PyTorch recorded them."""
+    if tensors[name].is_leaf:
+        return []
+    found = []
+    for fn, _ in tensors[name].grad_fn.next_functions:
+        for other, t in tensors.items():
+            of_leaf = t.is_leaf and getattr(fn, "variable", None) is t
+            if of_leaf or (fn is not None and t.grad_fn is fn):
+                found.append(other)
+    return found
 
 
 def draw_recorded(ax: Axes, root: Tensor) -> None:
@@ -140,7 +170,7 @@ def _level_line(x: Tensor, best: Sequence, level: float) -> np.ndarray:
 def _places(nodes: Sequence, parents: Callable, spread: float = 1.75) -> dict[Any, tuple]:
     """The root at the bottom, each node above all that use it, the nodes of a row side by side."""
     height = {nodes[-1]: 0}
-    for node in reversed(nodes):  # children first
+    for node in reversed(nodes):  # users first
         for parent in parents(node):
             height[parent] = max(height.get(parent, 0), height[node] + 1)
     rows: dict[int, list] = {}
@@ -163,8 +193,8 @@ def _saved(fn: Any) -> str:
     return "saved: " + ", ".join(tensors) if tensors else "saves no tensor"
 
 
-def _numbers(array: np.ndarray) -> str:
-    rows = np.atleast_2d(np.round(array, 2) + 0.0)  # + 0.0: no minus before a zero
+def _numbers(tensor: Tensor) -> str:
+    rows = np.atleast_2d(np.round(tensor.detach().numpy(), 2) + 0.0)  # + 0.0: no minus before 0
     return "\n".join("  ".join(f"{value:.2f}" for value in row) for row in rows)
 
 

@@ -24,7 +24,7 @@ def operation(result, gradient):
     """An operation of the engine that computes `result(x)`; its rule is `gradient(x, g)`."""
 
     def build(x):
-        return Value(result(x.data), "logsumexp", [(x, lambda g: gradient(x.data, g))])
+        return Value(result(x.data), (x,), lambda g: (gradient(x.data, g),))
 
     return build
 
@@ -52,7 +52,7 @@ def descend(change, clear=True, into=None):
             velocity = change(velocity, p.grad, mu)
             p.data = p.data - lr * velocity
             if clear:
-                p.grad = None
+                p.grad = np.zeros_like(p.data)
         return torch.tensor(p.data) if into is None else into(p.data)
 
     return momentum
@@ -105,6 +105,15 @@ def fixed_rate(f, start, lr, mu, steps):
 
 
 WRONG = {
+    "on_paper": [
+        lambda: (-6, 4, -12, 8, -6),  # u through L alone
+        lambda: (-6, -6, 18, -12, -6),  # u through v alone
+        lambda: (-6, -2, -4, 6, -6),  # a and b exchanged
+        lambda: (4, -2, 6, -4, 4),
+        lambda: (6, -4, -6, -2, -6),  # from a to c and then back
+        lambda: (-6, -2, 6, -4),
+        lambda: -24,
+    ],
     "silu_slope": [
         lambda x: x.sigmoid() * (1 - x.sigmoid()),
         lambda x: x.sigmoid() + x * x.sigmoid(),
@@ -188,6 +197,7 @@ def softmax_vjp_by_jacobian(x, g):
 
 
 RIGHT = {
+    "on_paper": [lambda: (-6, -2, 6, -4, -6), lambda: [-6.0, -2.0, 6.0, -4.0, -6.0]],
     "silu_slope": [
         lambda x: x.sigmoid() + x * x.sigmoid() * (1 - x.sigmoid()),
         lambda x: x.sigmoid() * (1 + x * (1 - x.sigmoid())),

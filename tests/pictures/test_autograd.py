@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.autograd import Value
 from helpers.pictures import autograd as pictures
 
 
@@ -12,61 +11,91 @@ def texts(ax):
 
 @pytest.fixture
 def graph():
-    w, x = Value([[0.5, -1.0], [1.5, 0.5]]), Value([[1.0], [2.0]])
+    w = torch.tensor([[0.5, -1.0], [1.5, 0.5]], requires_grad=True)
+    x = torch.tensor([[1.0], [2.0]], requires_grad=True)
     z = w @ x
     a = z.sigmoid()
-    loss = ((a - np.array([[1.0], [0.0]])) ** 2).sum()
+    error = a - torch.tensor([[1.0], [0.0]])
+    square = error**2
+    loss = square.sum()
+    tensors = {"W": w, "x": x, "z = W @ x": z, "a": a, "error": error, "e²": square, "loss": loss}
+    for tensor in (z, a, error, square, loss):
+        tensor.retain_grad()
     loss.backward()
-    return loss, {w: "W", x: "x", z: "z = W @ x", a: "a", loss: "loss"}
+    return tensors
 
 
 def test_first_only_the_leaves_have_values(ax, graph):
-    pictures.draw_graph(ax, *graph, step=0)
+    pictures.draw_graph(ax, graph, step=0)
     found = texts(ax)
-    assert {"W", "x", "z = W @ x", "a", "+", "**", "loss", "leaves"} <= set(found)
+    assert {*graph, "leaves"} <= set(found)
     assert "0.50  -1.00\n1.50  0.50" in found and "1.00\n2.00" in found
     assert "-1.50\n2.50" not in found
 
 
 def test_forward_shows_one_more_value_at_each_step(ax, graph):
-    pictures.draw_graph(ax, *graph, step=1)
+    pictures.draw_graph(ax, graph, step=1)
     assert "forward, z = W @ x" in texts(ax)
     assert "-1.50\n2.50" in texts(ax)  # W @ x by hand
     assert "0.18\n0.92" not in texts(ax)  # its sigmoid comes next
 
 
 def test_backward_shows_complete_gradients_and_the_rule(ax, graph):
-    loss, names = graph
-    steps = pictures.graph_steps(loss)
+    steps = pictures.graph_steps(graph)
     assert steps == 1 + 5 + 7
-    pictures.draw_graph(ax, loss, names, step=steps - 1)
+    pictures.draw_graph(ax, graph, step=steps - 2)
     found = texts(ax)
-    for node in loss.order():
-        assert pictures._numbers(node.grad) in found
-    assert "backward, W:  .grad += g" in found
+    for tensor in list(graph.values())[1:]:
+        assert pictures._numbers(tensor.grad) in found
+    assert pictures._numbers(graph["W"].grad) not in found  # that is the last step
+    assert "backward, x:  .grad += g" in found
 
 
-def test_every_operation_of_the_engine_has_a_rule():
-    x = Value([[0.5, 1.0]])
-    y = (x + 1) * x @ np.eye(2) / 2
-    for name in ("exp", "tanh", "sigmoid", "relu"):
-        y = y + getattr(x, name)()
-    used = {node.op for node in ((y**2) + 1).log().sum().order()}
-    assert used == set(pictures.RULES)
+def test_backward_begins_at_the_loss(ax, graph):
+    pictures.draw_graph(ax, graph, step=6)
+    assert "backward, loss:  g to each element" in texts(ax)
 
 
-def test_a_graph_with_reuse_places_each_node_once_and_below_its_parents(ax):
-    x = Value(2.0)
-    y = x.exp()
-    root = y * x + y
-    root.backward()
-    for step in range(pictures.graph_steps(root)):
+def test_the_inputs_are_those_that_pytorch_recorded(graph):
+    assert pictures._inputs(graph, "z = W @ x") == ["W", "x"]
+    assert pictures._inputs(graph, "error") == ["a"]  # the target is a constant
+    assert pictures._inputs(graph, "W") == []
+
+
+def test_a_graph_with_reuse_places_each_node_once_and_below_its_inputs(ax):
+    x = torch.tensor(3.0, requires_grad=True)
+    a = x * x
+    b = a + 1
+    y = a * b
+    tensors = {"x": x, "a": a, "b": b, "y": y}
+    for tensor in (a, b, y):
+        tensor.retain_grad()
+    y.backward()
+    for step in range(pictures.graph_steps(tensors)):
         ax.clear()
-        pictures.draw_graph(ax, root, {}, step)
-    nodes = root.order()
-    places = pictures._places(nodes, lambda node: [p for p, _ in node.parents])
-    assert len(set(places.values())) == len(nodes)
-    assert all(places[p][1] > places[n][1] for n in nodes for p, _ in n.parents)
+        pictures.draw_graph(ax, tensors, step)
+    assert "114.00" in texts(ax)
+    inputs = {name: pictures._inputs(tensors, name) for name in tensors}
+    assert inputs["y"] == ["a", "b"]
+    places = pictures._places(list(tensors), inputs.get)
+    assert len(set(places.values())) == len(tensors)
+    assert all(places[p][1] > places[n][1] for n in tensors for p in inputs[n])
+
+
+def square_of(w):
+    return (w - 2) ** 2
+
+
+@pytest.mark.parametrize(("w", "arrows"), [(0.0, 1), (2.0, 0), (5.0, 1)])
+def test_the_knob_shows_loss_gradient_and_the_way_down(ax, w, arrows):
+    pictures.draw_knob(ax, square_of, w)
+    assert ax.get_title() == f"w = {w:g}   loss = {(w - 2) ** 2:.2f}   gradient = {2 * w - 4:.2f}"
+    tangent = ax.lines[1].get_xydata()
+    slope = (tangent[1] - tangent[0])[1] / (tangent[1] - tangent[0])[0]
+    assert slope == pytest.approx(2 * w - 4)
+    assert len(ax.texts) == arrows  # an arrow is an annotation
+    for arrow in ax.texts:
+        assert (arrow.xy[0] - w) * (2 - w) > 0  # towards the minimum
 
 
 def test_the_recorded_graph_names_nodes_leaves_and_saved_tensors(ax):
@@ -80,7 +109,7 @@ def test_the_recorded_graph_names_nodes_leaves_and_saved_tensors(ax):
 
 
 def test_no_minus_before_zero():
-    assert pictures._numbers(np.array([-1e-9, 1.0])) == "0.00  1.00"
+    assert pictures._numbers(torch.tensor([-1e-9, 1.0])) == "0.00  1.00"
 
 
 def test_the_descent_figure_shows_the_path_and_the_excess_loss(ax):
