@@ -1,7 +1,4 @@
-"""Chapter 03: the autograd engine that the chapter builds, on NumPy arrays.
-
-The chapter shows this code without its docstrings and types; a test holds the two equal.
-"""
+"""Chapter 03: the autograd engine that the chapter builds, here with docstrings and types."""
 
 from __future__ import annotations
 
