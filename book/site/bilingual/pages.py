@@ -180,7 +180,7 @@ def explained_table(terms: list[dict], texts: dict, tag: str) -> list[str]:
     for row, place in places.introductions(terms, texts).items():
         words = {"en": terms[row]["en"], "zh": terms[row]["zh"].split("；")[0]}
         first, second = words.pop(tag), words.popitem()[1]
-        rows.append([first, second, f"{place.chapter[:2]} · {{ref}}`{place.label}`"])
+        rows.append([first, second, f"{int(place.chapter[:2])} · {{ref}}`{place.label}`"])
     # in GB 18030 the common characters stand in the order of their pronunciation
     rows.sort(key=lambda row: row[0].lower().encode("gb18030"))
     columns = ["English", "中文"] if tag == "en" else ["中文", "English"]
