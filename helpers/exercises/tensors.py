@@ -1,4 +1,4 @@
-"""Chapter 02, exercises: strides, tables by broadcasting, patches, cross-entropy by gather."""
+"""Chapter 02, exercises: columns, tables by broadcasting, cross-entropy, strides, patches."""
 
 import torch
 import torch.nn.functional as F
@@ -7,33 +7,29 @@ from torch import Tensor
 from helpers.exercises.harness import Exercise
 from helpers.tensors import element_offset
 
-# ---- 1: read by strides
+# ---- 1: scale the columns
 
 
-def element(
-    storage: Tensor, stride: tuple[int, ...], offset: int, index: tuple[int, ...]
-) -> Tensor:
-    """Return the element of a 1-D storage that strides, offset and index name."""
-    return storage[element_offset(index, stride, offset)]
+def scale_columns(table: Tensor) -> Tensor:
+    """Return the table with each column running from 0 to 1."""
+    low, high = table.aminmax(dim=0, keepdim=True)
+    return (table - low) / (high - low)
 
 
-def _elements() -> list[tuple]:
-    line = torch.arange(24)
+def _tables() -> list[tuple]:
     return [
-        (line, (4, 1), 0, (2, 3)),
-        (line, (1, 4), 0, (3, 1)),
-        (line, (8, 2), 5, (1, 2)),
-        (line, (0, 3), 1, (7, 2)),
-        (line / 2, (12, 4, 1), 0, (1, 2, 3)),
-        (line, (), 7, ()),
-        (line.half(), (5,), 3, (4,)),
-        (line % 3 == 0, (6, 1), 2, (3, 1)),
-        (torch.arange(48)[::2], (4, 1), 3, (2, 3)),  # the storage itself has a stride
-        (torch.arange(100_000), (1000, 1, 10), 17, (99, 3, 4)),
+        (torch.tensor([[21.0, 150.0, 3.0], [22.0, 140.0, 1.0], [25.0, 160.0, 2.0]]),),
+        (torch.tensor([[3.0], [-5.0]]),),
+        (torch.rand(7, 3).double(),),
+        (torch.rand(3, 6).T,),
+        (torch.rand(4, 4) * torch.tensor([1.0, 10.0, 1e-3, 1e4]),),
+        (-5 - torch.rand(6, 2),),  # negative throughout: a maximum started at 0 would be wrong
+        (torch.tensor([[16_000_000.0, 1.0], [16_000_003.0, 2.0], [16_000_001.0, 5.0]]),),
+        (torch.randn(300, 2),),
     ]
 
 
-# ---- 2: four tables by broadcasting
+# ---- 2 and 3: tables by broadcasting
 
 
 def causal(n: int) -> Tensor:
@@ -90,7 +86,49 @@ def _points() -> list[tuple]:
     ]
 
 
-# ---- 3: patches without a copy
+# ---- 4: cross-entropy by gather
+
+
+def _logits() -> list[tuple]:
+    return [
+        (torch.randn(4, 3), torch.tensor([2, 0, 1, 1])),
+        (torch.randn(1, 5).double(), torch.tensor([4])),
+        (torch.tensor([[1000.0, 0.0, -1000.0]]), torch.tensor([1])),
+        (torch.tensor([[-2000.0, -2001.0], [-3000.0, 50.0]]), torch.tensor([0, 0])),
+        (torch.randn(3, 6).T, torch.arange(6) % 3),
+        (torch.randn(5, 1), torch.zeros(5, dtype=torch.int64)),
+        (torch.randn(500, 10), torch.arange(500) % 10),
+        (torch.randn(0, 3), torch.zeros(0, dtype=torch.int64)),
+    ]
+
+
+# ---- 5: read by strides
+
+
+def element(
+    storage: Tensor, stride: tuple[int, ...], offset: int, index: tuple[int, ...]
+) -> Tensor:
+    """Return the element of a 1-D storage that strides, offset and index name."""
+    return storage[element_offset(index, stride, offset)]
+
+
+def _elements() -> list[tuple]:
+    line = torch.arange(24)
+    return [
+        (line, (4, 1), 0, (2, 3)),
+        (line, (1, 4), 0, (3, 1)),
+        (line, (8, 2), 5, (1, 2)),
+        (line, (0, 3), 1, (7, 2)),
+        (line / 2, (12, 4, 1), 0, (1, 2, 3)),
+        (line, (), 7, ()),
+        (line.half(), (5,), 3, (4,)),
+        (line % 3 == 0, (6, 1), 2, (3, 1)),
+        (torch.arange(48)[::2], (4, 1), 3, (2, 3)),  # the storage itself has a stride
+        (torch.arange(100_000), (1000, 1, 10), 17, (99, 3, 4)),
+    ]
+
+
+# ---- 6: patches without a copy
 
 
 def patches(image: Tensor, p: int) -> Tensor:
@@ -112,24 +150,8 @@ def _images() -> list[tuple]:
     ]
 
 
-# ---- 4: cross-entropy by gather
-
-
-def _logits() -> list[tuple]:
-    return [
-        (torch.randn(4, 3), torch.tensor([2, 0, 1, 1])),
-        (torch.randn(1, 5).double(), torch.tensor([4])),
-        (torch.tensor([[1000.0, 0.0, -1000.0]]), torch.tensor([1])),
-        (torch.tensor([[-2000.0, -2001.0], [-3000.0, 50.0]]), torch.tensor([0, 0])),
-        (torch.randn(3, 6).T, torch.arange(6) % 3),
-        (torch.randn(5, 1), torch.zeros(5, dtype=torch.int64)),
-        (torch.randn(500, 10), torch.arange(500) % 10),
-        (torch.randn(0, 3), torch.zeros(0, dtype=torch.int64)),
-    ]
-
-
 EXERCISES = {
-    "element": Exercise(reference=element, cases=_elements, forbid=("as_strided",)),
+    "scale_columns": Exercise(reference=scale_columns, cases=_tables),
     "one_hot": Exercise(reference=F.one_hot, cases=_labels, forbid=("one_hot",)),
     "causal": Exercise(
         reference=causal,
@@ -138,11 +160,12 @@ EXERCISES = {
     ),
     "running_sum": Exercise(reference=running_sum, cases=_vectors, forbid=("cumsum",)),
     "distances": Exercise(reference=distances, cases=_points, forbid=("cdist",)),
-    "patches": Exercise(reference=patches, cases=_images, view=True, forbid=("unfold",)),
     "cross_entropy": Exercise(
         reference=F.cross_entropy,
         cases=_logits,
         gradient=True,
         forbid=("cross_entropy", "log_softmax", "nll_loss"),
     ),
+    "element": Exercise(reference=element, cases=_elements, forbid=("as_strided",)),
+    "patches": Exercise(reference=patches, cases=_images, view=True, forbid=("unfold",)),
 }

@@ -39,13 +39,19 @@ def draw_strip(ax: Axes, base: Tensor, name: str, view: Tensor) -> None:
             arrow(ax, (a, 0.5), (b, 0.5), colors[b], bend=-0.32 if a < b else 0.32)
     table = torch.tensor(offsets).view(-1, view.shape[-1])
     _grid(ax, (0, 5.8), memory[table], lambda r, c: colors[table[r, c].item()])
-    ax.text(6, 6.2, name, va="top", size=13)
-    facts = (tuple(view.shape), view.stride(), view.storage_offset(), view.is_contiguous())
-    for row, key in enumerate(["shape", "stride", "offset", "contiguous"]):
-        ax.text(6, 4.8 - 0.6 * row, key, color=GRAY)
-        ax.text(8.6, 4.8 - 0.6 * row, f"{facts[row]}")
-    whose = "the storage of x" if shares_storage(view, base) else "a storage of its own"
-    ax.text(-0.5, -0.65, f"{whose}, from the first address to the last", va="top", color=GRAY)
+    ax.text(5.4, 6.2, name, va="top", size=13)
+    facts = {
+        "shape": tuple(view.shape),
+        "stride()": view.stride(),
+        "storage_offset()": view.storage_offset(),
+        "is_contiguous()": view.is_contiguous(),
+        "shares_storage(x)": shares_storage(view, base),
+    }
+    for row, (key, value) in enumerate(facts.items()):
+        ax.text(5.4, 4.9 - 0.6 * row, key, color=GRAY)
+        ax.text(9.6, 4.9 - 0.6 * row, f"{value}")
+    for place in range(len(memory)):
+        ax.text(place, -0.75, place, ha="center", va="top", color=GRAY, size=8)
     frame(ax, (-0.6, max(len(memory), 12) - 0.4), (-1.3, 6.4))
 
 
@@ -53,15 +59,15 @@ def draw_broadcast(ax: Axes, a: Sequence[int], b: Sequence[int]) -> None:
     """Draw two shapes aligned from the right, and the result or PyTorch's own error."""
     try:
         result = (torch.empty(a) + torch.empty(b)).shape
-        verdict, color = f"a + b has shape {tuple(result)}", GREEN
+        verdict, color = f"(a + b).shape = {tuple(result)}", GREEN
     except RuntimeError as error:
         result, verdict, color = (), f"{error}".replace(" must", "\nmust"), ORANGE
     for place in range(1, max(len(a), len(b)) + 1):
         x, y = (shape[-place] if place <= len(shape) else 1 for shape in (a, b))
-        word = "equal" if x == y else "stretch" if 1 in (x, y) else "clash"
+        fits = x == y or 1 in (x, y)
         for row, (shape, size) in enumerate([(a, x), (b, y)]):
-            grows = word == "stretch" and size == 1
-            face = ORANGE if word == "clash" else PEACH if grows else "white"
+            grows = size == 1 and x != y
+            face = PEACH if fits and grows else "white" if fits else ORANGE
             text = f"1 → {x * y}" if grows else size
             missing = place > len(shape)
             at = (-1.6 * place, -1.1 * row)
@@ -69,7 +75,8 @@ def draw_broadcast(ax: Axes, a: Sequence[int], b: Sequence[int]) -> None:
         if result:
             box(ax, (-1.6 * place, -3.1), result[-place], MINT, size=(1.5, 1))
         ax.text(-1.6 * place, 0.75, f"dim {-place}", ha="center", color=GRAY)
-        ax.text(-1.6 * place, -2.1, word, ha="center", color=ORANGE if word == "clash" else GRAY)
+        mark, ink = ("✓", GREEN) if fits else ("✗", ORANGE)
+        ax.text(-1.6 * place, -2.15, mark, ha="center", color=ink, size=12)
     for row, label in enumerate([f"a {tuple(a)}", f"b {tuple(b)}"]):
         ax.text(-5.9, -1.1 * row, label, ha="right", va="center", size=12)
     ax.text(-5.5, -4.4, verdict, ha="center", va="center", color=color)
@@ -77,10 +84,10 @@ def draw_broadcast(ax: Axes, a: Sequence[int], b: Sequence[int]) -> None:
 
 
 def draw_gather(ax: Axes, x: Tensor, index: Tensor, dim: int, at: tuple[int, int]) -> None:
-    """Draw `x.gather(dim, index)` of two matrices, with the way to element `at` of the result."""
+    """Draw `x.gather(dim, index)` of two matrices, with the way to element `at` of `out`."""
     out, source, left = x.gather(dim, index), [*at], 0.0
     source[dim] = index[at].item()
-    for name, grid, mark in [("x", x, source), ("index", index, [*at]), ("result", out, [*at])]:
+    for name, grid, mark in [("x", x, source), ("index", index, [*at]), ("out", out, [*at])]:
 
         def face(*cell: int, mark=mark, reach=name == "x") -> str:
             reached = reach and cell[1 - dim] == at[1 - dim]
@@ -90,7 +97,7 @@ def draw_gather(ax: Axes, x: Tensor, index: Tensor, dim: int, at: tuple[int, int
         ax.text(left + (grid.shape[1] - 1) / 2, 0.8, name, ha="center", size=11)
         left += grid.shape[1] + 1.5
     inner = "index[{0}, {1}], {1}" if dim == 0 else "{0}, index[{0}, {1}]"
-    line = f"result{[*at]} = x[{inner.format(*at)}] = x{source} = {out[at].item()}"
+    line = f"out{[*at]} = x[{inner.format(*at)}] = x{source} = {out[at].item()}"
     ax.text((left - 2.5) / 2, -len(x) - 0.2, line, ha="center", size=12)
     frame(ax, (-0.6, left - 1.9), (-len(x) - 0.5, 1.3))
 

@@ -9,6 +9,10 @@ def dot(index, stride):
     return sum(i * s for i, s in zip(index, stride, strict=True))
 
 
+def scaled(table, low, high):
+    return (table - low) / (high - low)
+
+
 def causal(n):
     return torch.arange(n)[:, None] >= torch.arange(n)
 
@@ -37,6 +41,21 @@ def loop_of_sums(x):
 
 
 WRONG = {
+    "scale_columns": [
+        lambda t: scaled(t, t.min(), t.max()),  # of the whole table
+        lambda t: scaled(t, t.amin(1, keepdim=True), t.amax(1, keepdim=True)),  # of each row
+        lambda t: scaled(t, t.amin(1), t.amax(1)),
+        lambda t: scaled(t, t.amin(0), t.amax(0)).float(),
+        lambda t: scaled(t, 0, t.amax(0)),
+        lambda t: t - t.amin(0),
+        lambda t: scaled(t, t.amax(0), t.amin(0)),  # upside down
+        lambda t: (t - t.mean(0)) / t.std(0),
+        lambda t: scaled(t, t.amin(0), t.amax(0)).clamp(0.1, 0.9),
+        lambda t: (t - t.amin(0)) / (t.amax(0) - t.amin(0) + 1e-3),
+        lambda t: t.sub_(t.amin(0)).div_(t.amax(0)),  # changes the reader's table
+        lambda t: scaled(t[:, :1], t.amin(0), t.amax(0)),
+        lambda t: scaled(t, t.min(dim=0).indices, t.max(dim=0).indices),
+    ],
     "element": [
         lambda s, stride, offset, index: s[dot(index, stride)],
         lambda s, stride, offset, index: s[offset + dot(index, stride)].item(),
@@ -132,6 +151,12 @@ WRONG = {
 }
 
 RIGHT = {
+    "scale_columns": [
+        lambda t: scaled(t, t.min(dim=0).values, t.max(dim=0).values),
+        lambda t: scaled(t, t.amin(0, keepdim=True), t.amax(0, keepdim=True)),
+        lambda t: torch.stack([scaled(c, c.min(), c.max()) for c in t.T], dim=1),
+        lambda t: ((t.T - t.amin(0)[:, None]) / (t.amax(0) - t.amin(0))[:, None]).T,
+    ],
     "element": [
         lambda s, stride, offset, index: s[offset + dot(index, stride)],
         lambda s, stride, offset, index: s[offset:][dot(index, stride)],
@@ -178,6 +203,7 @@ RIGHT = {
 @pytest.mark.parametrize(
     ("name", "answer", "words"),
     [
+        ("scale_columns", WRONG["scale_columns"][10], "argument 1 was changed in place"),
         ("one_hot", WRONG["one_hot"][0], "dtype: expected torch.int64, got torch.bool"),
         ("patches", WRONG["patches"][5], "right values, but a copy"),
         ("cross_entropy", WRONG["cross_entropy"][8], "gradient of argument 1"),

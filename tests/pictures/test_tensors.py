@@ -11,11 +11,11 @@ def texts(ax):
 @pytest.mark.parametrize(
     ("view", "facts"),
     [
-        (lambda x: x.T, ["(4, 3)", "(1, 4)", "0", "False", "the storage of x"]),
-        (lambda x: x[1:, ::2], ["(2, 2)", "(4, 2)", "4", "False", "the storage of x"]),
-        (lambda x: x.diagonal(), ["(3,)", "(5,)", "0", "False", "the storage of x"]),
-        (lambda x: x[:, :1].expand(3, 4), ["(3, 4)", "(4, 0)", "the storage of x"]),
-        (lambda x: x.T.contiguous(), ["(4, 3)", "(3, 1)", "True", "a storage of its own"]),
+        (lambda x: x.T, ["(4, 3)", "(1, 4)", "0", "False", "True"]),
+        (lambda x: x[1:, ::2], ["(2, 2)", "(4, 2)", "4", "False", "True"]),
+        (lambda x: x.diagonal(), ["(3,)", "(5,)", "0", "False", "True"]),
+        (lambda x: x[:, :1].expand(3, 4), ["(3, 4)", "(4, 0)", "0", "False", "True"]),
+        (lambda x: x.T.contiguous(), ["(4, 3)", "(3, 1)", "0", "True", "False"]),
     ],
 )
 def test_the_strip_states_the_facts(ax, view, facts):
@@ -23,8 +23,9 @@ def test_the_strip_states_the_facts(ax, view, facts):
     y = view(x)
     pictures.draw_strip(ax, x, "name", y)
     found = texts(ax)
-    for fact in facts:
-        assert any(text.startswith(fact) for text in found), fact
+    names = ["shape", "stride()", "storage_offset()", "is_contiguous()", "shares_storage(x)"]
+    stated = {name: found[found.index(name) + 1] for name in names}
+    assert list(stated.values()) == facts
     # 12 places of memory, then the elements as the view reads them
     numbers = [int(text) for text in found if text.isdigit()]
     assert numbers[:12] == y.new_empty(0).set_(y.untyped_storage()).tolist()
@@ -37,11 +38,11 @@ def test_the_broadcast_figure_says_what_the_rule_says(ax, a, b):
     pictures.draw_broadcast(ax, a, b)
     found = texts(ax)
     try:
-        expected = f"a + b has shape {tuple(torch.broadcast_shapes(a, b))}"
+        expected = f"(a + b).shape = {tuple(torch.broadcast_shapes(a, b))}"
     except RuntimeError:
-        assert "clash" in found and any("\nmust match" in text for text in found)
+        assert "✗" in found and any("\nmust match" in text for text in found)
     else:
-        assert "clash" not in found and expected in found
+        assert "✗" not in found and expected in found
 
 
 @pytest.mark.parametrize("dim", [0, 1])
@@ -52,5 +53,5 @@ def test_the_gather_figure_shows_the_way(ax, dim, at):
     value = x.gather(dim, index)[at].item()
     i, j = (index[at].item(), at[1]) if dim == 0 else (at[0], index[at].item())
     inner = f"index[{at[0]}, {at[1]}], {at[1]}" if dim == 0 else f"{at[0]}, index[{at[0]}, {at[1]}]"
-    assert f"result[{at[0]}, {at[1]}] = x[{inner}] = x[{i}, {j}] = {value}" in texts(ax)
+    assert f"out[{at[0]}, {at[1]}] = x[{inner}] = x[{i}, {j}] = {value}" in texts(ax)
     assert x[i, j] == value
