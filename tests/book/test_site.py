@@ -570,6 +570,17 @@ def test_a_chinese_word_on_an_english_page_says_so():
     assert strings.name_chinese(row) == row.replace("<td><p>张量", '<td lang="zh-Hans"><p>张量')
 
 
+def test_an_empty_cell_is_no_heading():
+    empty, full = '<th class="head"><p></p></th>', '<th class="head"><p>x</p></th>'
+    table = (
+        "<table><thead>\n<tr>{}</tr>\n</thead>\n<tbody><tr><td><p></p></td></tr></tbody></table>"
+    )
+    mend = strings.without_empty_headings
+    assert mend(table.format(full + full)) == table.format(full + full)
+    assert mend(table.format(empty + full)) == table.format("<td></td>" + full)
+    assert mend(table.format(empty + empty)).startswith("<table><tbody>")
+
+
 def test_chapters_are_numbered_in_the_sidebar(site):
     for tag in LANGUAGES:
         text = (site / tag / "book" / "index.html").read_text(encoding="utf-8")

@@ -35,6 +35,20 @@ MENDED = {
 }
 
 
+HEAD = re.compile(r"<thead>.*?</thead>\n?", re.S)
+EMPTY_HEADING = re.compile(r"<th\b[^>]*>(?:<p></p>)?</th>")
+
+
+def without_empty_headings(body: str) -> str:
+    """Markdown's tables always have a row of headings: an empty one is no heading."""
+
+    def mended(match: re.Match) -> str:
+        head = EMPTY_HEADING.sub("<td></td>", match[0])
+        return head if "<th " in head or "<th>" in head else ""
+
+    return HEAD.sub(mended, body)
+
+
 CHINESE_CELL = re.compile(f"<t([dh])([^>]*)>(?=<p>[^<]*[{CJK}])")
 
 
@@ -45,11 +59,13 @@ def name_chinese(body: str) -> str:
 
 def mend_body(app, pagename, templatename, context, doctree) -> None:
     """Hook: names and roles for screen readers."""
+    body = context.get("body")
+    if body is None:
+        return
     for found, wanted in MENDED.items():
-        if "body" in context:
-            context["body"] = context["body"].replace(found, wanted)
-    if "body" in context and of(app).tag == "en":
-        context["body"] = name_chinese(context["body"])
+        body = body.replace(found, wanted)
+    body = without_empty_headings(body)
+    context["body"] = name_chinese(body) if of(app).tag == "en" else body
 
 
 def setup(app) -> None:
