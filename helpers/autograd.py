@@ -13,21 +13,21 @@ def topological_order(root: Value) -> list[Value]:
     uses = {}
     waiting = [root]
     while waiting:
-        for parent in waiting.pop().parents:
-            if parent not in uses:
-                uses[parent] = 0
-                waiting.append(parent)
-            uses[parent] += 1
+        for source in waiting.pop().inputs:
+            if source not in uses:
+                uses[source] = 0
+                waiting.append(source)
+            uses[source] += 1
 
     order = []
     ready = [root]
     while ready:
         node = ready.pop()
         order.append(node)
-        for parent in node.parents:
-            uses[parent] -= 1
-            if uses[parent] == 0:
-                ready.append(parent)
+        for source in node.inputs:
+            uses[source] -= 1
+            if uses[source] == 0:
+                ready.append(source)
     return order
 
 
@@ -49,25 +49,28 @@ def as_value(x: Value | ArrayLike) -> Value:
 class Value:
     """A float64 array that remembers what it was computed from: a node of the graph.
 
-    parents: the Values it was computed from.
+    inputs: the Values it was computed from.
     rule: takes the gradient of this node, shaped as `data`, and returns the contribution to the
-        gradient of each parent: the vector-Jacobian products (VJPs) of the operation.
+        gradient of each input: the vector-Jacobian products (VJPs) of the operation.
     grad: d(root)/d(self), shaped as `data` and summed over calls of `backward`.
     """
 
-    __array_ufunc__ = None  # array * Value: NumPy leaves the operation to Value
+    __array_ufunc__ = None  # array * Value: calls the method of Value
 
     def __init__(
         self,
         data: ArrayLike,
-        parents: tuple[Value, ...] = (),
+        inputs: tuple[Value, ...] = (),
         rule: Callable[[np.ndarray], tuple[np.ndarray, ...]] | None = None,
     ):
         self.data = np.asarray(data, dtype=np.float64)
-        self.shape = self.data.shape
         self.grad = np.zeros_like(self.data)
-        self.parents = parents
+        self.inputs = inputs
         self.rule = rule
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
 
     def __add__(self, other: Value | ArrayLike) -> Value:
         other = as_value(other)
@@ -141,7 +144,7 @@ class Value:
         return self * -1
 
     def __sub__(self, other: Value | ArrayLike) -> Value:
-        return self + -as_value(other)
+        return self + (-as_value(other))
 
     def __truediv__(self, other: Value | ArrayLike) -> Value:
         return self * as_value(other) ** -1
@@ -171,11 +174,11 @@ class Value:
         if np.shape(gradient) != self.shape:
             raise ValueError(f"need shape {self.shape}, got {np.shape(gradient)}")
 
-        flow = {self: np.asarray(gradient, dtype=np.float64)}
+        received = {self: np.asarray(gradient, dtype=np.float64)}
         for node in topological_order(self):
-            g = flow[node]
+            g = received[node]
             node.grad = node.grad + g
-            if node.parents:
-                for parent, part in zip(node.parents, node.rule(g), strict=True):
-                    part = unbroadcast(part, parent.shape)
-                    flow[parent] = flow.get(parent, 0.0) + part
+            if node.inputs:
+                for source, part in zip(node.inputs, node.rule(g), strict=True):
+                    part = unbroadcast(part, source.shape)
+                    received[source] = received.get(source, 0.0) + part

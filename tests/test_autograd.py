@@ -256,7 +256,7 @@ def test_order_has_users_first_and_each_node_once():
     nodes = topological_order(z)
     place = {node: i for i, node in enumerate(nodes)}
     assert len(place) == len(nodes) and nodes[0] is z
-    assert all(place[p] > place[n] for n in nodes for p in n.parents)
+    assert all(place[p] > place[n] for n in nodes for p in n.inputs)
 
 
 def test_backward_with_a_gradient_is_a_vector_jacobian_product():
