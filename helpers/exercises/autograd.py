@@ -1,4 +1,4 @@
-"""Chapter 03, exercises: a graph and a derivative by hand, two VJPs, an operation, momentum."""
+"""Chapter 03, exercises: leaves, a training loop, derivatives by hand, VJPs, the engine."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,19 +9,60 @@ from torch import Tensor
 from helpers.autograd import Value
 from helpers.exercises.harness import Exercise
 
-# ---- 1: a graph on paper
+# ---- 1: five tensors
+
+
+def five_tensors() -> tuple[list[bool], list[float | None]]:
+    """Return is_leaf and .grad of w, x, y, c and the loss, by PyTorch."""
+    w = torch.tensor(2.0, requires_grad=True)
+    x = torch.tensor(3.0)
+    y = w * x
+    c = y.detach()
+    loss = y * c
+    loss.backward()
+    tensors = [w, x, y, c, loss]
+    grads = [w.grad.item(), x.grad, None, c.grad, None]  # only leaves may be asked for .grad
+    return [tensor.is_leaf for tensor in tensors], grads
+
+
+# ---- 2: a training loop
+
+
+def fit_line(x: Tensor, y: Tensor, lr: float, steps: int) -> tuple[float, float, float]:
+    """Return w, b and the mean loss of gradient descent from 0, with derivatives by hand."""
+    w = b = total = 0.0
+    for _ in range(steps):
+        error = w * x + b - y
+        total += error.square().mean().item()
+        w -= lr * (2 * error * x).mean().item()
+        b -= lr * (2 * error).mean().item()
+    return w, b, total / steps
+
+
+def _lines() -> list[tuple]:
+    cases = []
+    for count, lr, steps in [(6, 0.1, 1), (6, 0.1, 2), (10, 0.05, 5), (4, 0.2, 30)]:
+        x = torch.linspace(0, 2, count, dtype=torch.float64)
+        y = 3 * x + 2 + 0.3 * torch.randn(count, dtype=torch.float64)
+        cases.append((x, y, lr, steps))
+    return cases
+
+
+# ---- 3: a graph on paper
 
 
 def on_paper() -> tuple[float, ...]:
     """Return the gradients of L = u v with respect to v, u, a, b and c, by PyTorch."""
-    a, b, c = (torch.tensor(x, requires_grad=True) for x in (2.0, -3.0, 10.0))
+    a = torch.tensor(2.0, requires_grad=True)
+    b = torch.tensor(-3.0, requires_grad=True)
+    c = torch.tensor(10.0, requires_grad=True)
     u = a * b
     v = u + c
     gradients = torch.autograd.grad(u * v, (v, u, a, b, c))
     return tuple(gradient.item() for gradient in gradients)
 
 
-# ---- 2: a derivative by hand
+# ---- 4: a derivative by hand
 
 
 def silu_slope(x: Tensor) -> Tensor:
@@ -43,7 +84,7 @@ def _inputs() -> list[tuple[Tensor]]:
     return [(x,) for x in inputs]
 
 
-# ---- 3 and 5: vector-Jacobian products
+# ---- 5 and 7: vector-Jacobian products
 
 
 def matmul_vjp(a: Tensor, b: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,7 +123,7 @@ def _softmaxes() -> list[tuple]:
     return cases
 
 
-# ---- 4: a new operation for the engine
+# ---- 6: a new operation for the engine
 
 
 def logsumexp(x: Tensor) -> Tensor:
@@ -97,7 +138,10 @@ def _in_an_expression(operation: Callable[[Any], Any]) -> Callable[[Tensor], Any
     """
 
     def value_and_gradient(x: Tensor) -> Any:
-        leaf = x.requires_grad_() if operation is logsumexp else Value(x.numpy())
+        if operation is logsumexp:  # the reference, with PyTorch
+            leaf = x.requires_grad_()
+        else:
+            leaf = Value(x.numpy())
         inner = operation(leaf * 0.5)
         if inner is ...:
             return ...
@@ -115,7 +159,7 @@ def _values() -> list[tuple[Tensor]]:
     return cases
 
 
-# ---- 6: gradient descent with momentum
+# ---- 8: gradient descent with momentum
 
 
 def momentum(f: Callable[[Any], Any], start: Tensor, lr: float, mu: float, steps: int) -> Tensor:
@@ -151,6 +195,8 @@ def _runs() -> list[tuple]:
 
 
 EXERCISES = {
+    "five_tensors": Exercise(reference=five_tensors, cases=lambda: [()]),
+    "fit_line": Exercise(reference=fit_line, cases=_lines),
     "on_paper": Exercise(reference=on_paper, cases=lambda: [()]),
     "silu_slope": Exercise(
         reference=silu_slope, cases=_inputs, gradient=True, forbid=("silu", "where", "nan_to_num")

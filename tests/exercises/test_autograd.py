@@ -104,7 +104,40 @@ def fixed_rate(f, start, lr, mu, steps):
     return descend(heavy_ball)(f, start, 0.1, mu, steps)
 
 
+def line(x, y, lr, steps, cut=False, clear=True, as_number=True):
+    """The loop of the exercise, with or without its three mistakes."""
+    w = torch.zeros((), dtype=x.dtype, requires_grad=True)
+    b = torch.zeros((), dtype=x.dtype, requires_grad=True)
+    optimizer = torch.optim.SGD([w, b], lr=lr)
+    total = 0.0
+    for _ in range(steps):
+        loss = (w * x + (b.item() if cut else b) - y).square().mean()
+        if clear:
+            optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total = total + (loss.item() if as_number else loss)
+    return w.item(), b.item(), total / steps
+
+
+LEAVES = [True, True, False, True, False]
+
 WRONG = {
+    "five_tensors": [
+        lambda: (LEAVES, [36.0, None, None, None, None]),  # c as if it were connected
+        lambda: (LEAVES, [18.0, None, 6.0, None, 1.0]),
+        lambda: (LEAVES, [18.0, 0.0, None, None, None]),
+        lambda: ([True, True, False, False, False], [18.0, None, None, None, None]),
+        lambda: ([True, False, False, False, False], [18.0, None, None, None, None]),
+        lambda: LEAVES,
+    ],
+    "fit_line": [
+        lambda x, y, lr, steps: line(x, y, lr, steps, cut=True, clear=False, as_number=False),
+        lambda x, y, lr, steps: line(x, y, lr, steps, cut=True),
+        lambda x, y, lr, steps: line(x, y, lr, steps, clear=False),
+        lambda x, y, lr, steps: line(x, y, lr, steps, as_number=False),
+        lambda x, y, lr, steps: line(x, y, lr, steps)[:2],
+    ],
     "on_paper": [
         lambda: (-6, 4, -12, 8, -6),  # u through L alone
         lambda: (-6, -6, 18, -12, -6),  # u through v alone
@@ -197,6 +230,8 @@ def softmax_vjp_by_jacobian(x, g):
 
 
 RIGHT = {
+    "five_tensors": [lambda: (LEAVES, [18, None, None, None, None])],
+    "fit_line": [line],
     "on_paper": [lambda: (-6, -2, 6, -4, -6), lambda: [-6.0, -2.0, 6.0, -4.0, -6.0]],
     "silu_slope": [
         lambda x: x.sigmoid() + x * x.sigmoid() * (1 - x.sigmoid()),
