@@ -6,14 +6,19 @@ from torch import Tensor
 
 
 def shares_storage(a: Tensor, b: Tensor) -> bool:
-    """Say whether a and b are views of one storage.
+    """Say whether the storages of a and b overlap in memory.
 
-    `a.data_ptr() == b.data_ptr()` would miss views that begin elsewhere, such as `a[1:]`. Two
-    tensors without elements share nothing: they store nothing.
+    The beginnings alone do not tell: `a[1:].data_ptr()` lies behind `a.data_ptr()`, and the storage
+    of `torch.from_numpy(a[1:].numpy())` begins in the middle of that of a. Two views of different
+    parts, such as `a[:, 0]` and `a[:, 1]`, share their storage. Tensors that store nothing (empty
+    ones, those on the meta device) share nothing.
     """
-    pointer = a.untyped_storage().data_ptr()
-    stores_something = pointer != 0
-    return stores_something and pointer == b.untyped_storage().data_ptr()
+    first, second = a.untyped_storage(), b.untyped_storage()
+    if 0 in (first.data_ptr(), second.data_ptr()):
+        return False
+    first_end = first.data_ptr() + first.nbytes()
+    second_end = second.data_ptr() + second.nbytes()
+    return first.data_ptr() < second_end and second.data_ptr() < first_end
 
 
 def element_offset(index: Sequence[int], stride: Sequence[int], offset: int = 0) -> int:

@@ -28,6 +28,8 @@ def base():
         lambda x: x.unfold(2, 2, 1),
         lambda x: x.detach(),
         lambda x: torch.from_numpy(x.numpy()),
+        lambda x: torch.from_numpy(x[1:].numpy()),
+        lambda x: torch.from_dlpack(x[1:]),
     ],
 )
 def test_views_share_storage_and_a_write_shows(view):
@@ -53,6 +55,20 @@ def test_empty_tensors_share_nothing():
     assert not tensors.shares_storage(torch.empty(0), torch.empty(0))
     empty = torch.empty(0, 3)
     assert not tensors.shares_storage(empty, empty.view(3, 0))
+
+
+def test_neighbors_in_memory_do_not_share():
+    """Two storages, one right behind the other: the end of the first is not part of it."""
+    memory = np.arange(12)
+    left, right = torch.from_numpy(memory[:6]), torch.from_numpy(memory[6:])
+    assert not tensors.shares_storage(left, right) and not tensors.shares_storage(right, left)
+    middle = torch.from_numpy(memory[5:7])
+    assert tensors.shares_storage(left, middle) and tensors.shares_storage(right, middle)
+
+
+def test_meta_tensors_share_nothing():
+    one = torch.empty(3, device="meta")
+    assert not tensors.shares_storage(one, torch.empty(3, device="meta"))
 
 
 @given(st.integers(0, 2**32 - 1))

@@ -34,7 +34,7 @@ def _tables() -> list[tuple]:
 
 def causal(n: int) -> Tensor:
     """Return an n × n table, true on and below the diagonal."""
-    return torch.ones(n, n).tril().bool()
+    return torch.ones(n, n, dtype=torch.bool).tril()
 
 
 def running_sum(x: Tensor) -> Tensor:
