@@ -59,15 +59,18 @@ def draw_broadcast(ax: Axes, a: Sequence[int], b: Sequence[int]) -> None:
     """Draw two shapes aligned from the right, and the result or PyTorch's own error."""
     try:
         result = (torch.empty(a) + torch.empty(b)).shape
-        verdict, color = f"(a + b).shape = {tuple(result)}", GREEN
+        verdict = f"(a + b).shape = {tuple(result)}"
+        color = GREEN
     except RuntimeError as error:
-        result, verdict, color = (), f"{error}".replace(" must", "\nmust"), ORANGE
+        result = ()
+        verdict = f"{error}".replace(" must", "\nmust")
+        color = ORANGE
     for place in range(1, max(len(a), len(b)) + 1):
         x, y = (shape[-place] if place <= len(shape) else 1 for shape in (a, b))
         fits = x == y or 1 in (x, y)
         for row, (shape, size) in enumerate([(a, x), (b, y)]):
             grows = size == 1 and x != y
-            face = PEACH if fits and grows else "white" if fits else ORANGE
+            face = _face(fits, grows)
             text = f"1 → {x * y}" if grows else size
             missing = place > len(shape)
             at = (-1.6 * place, -1.1 * row)
@@ -85,13 +88,17 @@ def draw_broadcast(ax: Axes, a: Sequence[int], b: Sequence[int]) -> None:
 
 def draw_gather(ax: Axes, x: Tensor, index: Tensor, dim: int, at: tuple[int, int]) -> None:
     """Draw `x.gather(dim, index)` of two matrices, with the way to element `at` of `out`."""
-    out, source, left = x.gather(dim, index), [*at], 0.0
+    out = x.gather(dim, index)
+    source = [*at]
     source[dim] = index[at].item()
+    left = 0.0
     for name, grid, mark in [("x", x, source), ("index", index, [*at]), ("out", out, [*at])]:
 
         def face(*cell: int, mark=mark, reach=name == "x") -> str:
+            if [*cell] == mark:
+                return BLUE
             reached = reach and cell[1 - dim] == at[1 - dim]
-            return BLUE if [*cell] == mark else PALE if reached else "white"
+            return PALE if reached else "white"
 
         _grid(ax, (left, 0), grid, face)
         ax.text(left + (grid.shape[1] - 1) / 2, 0.8, name, ha="center", size=11)
@@ -100,6 +107,13 @@ def draw_gather(ax: Axes, x: Tensor, index: Tensor, dim: int, at: tuple[int, int
     line = f"out{[*at]} = x[{inner.format(*at)}] = x{source} = {out[at].item()}"
     ax.text((left - 2.5) / 2, -len(x) - 0.2, line, ha="center", size=12)
     frame(ax, (-0.6, left - 1.9), (-len(x) - 0.5, 1.3))
+
+
+def _face(fits: bool, grows: bool) -> str:
+    """Color a length: one that is repeated, one that stays, or one that does not fit."""
+    if not fits:
+        return ORANGE
+    return PEACH if grows else "white"
 
 
 def _grid(ax: Axes, corner: tuple[float, float], values: Tensor, face: Callable) -> None:
