@@ -1,4 +1,4 @@
-"""Chapter 02, exercises: columns, tables by broadcasting, cross-entropy, strides, patches."""
+"""Chapter 02, exercises: frames, blends, rows, columns, tables by broadcasting, cross-entropy, strides, patches."""
 
 import torch
 import torch.nn.functional as F
@@ -6,6 +6,62 @@ from torch import Tensor
 
 from helpers.exercises.harness import Exercise
 from helpers.tensors import element_offset
+
+# ---- the short exercises: a frame, a blend, rows by a mask
+
+
+def add_frame(image: Tensor, value: float) -> Tensor:
+    """Return a copy of the image with its outermost rows and columns set to a value."""
+    framed = torch.full_like(image, value)
+    framed[1:-1, 1:-1] = image[1:-1, 1:-1]
+    return framed
+
+
+def _images_to_frame() -> list[tuple]:
+    return [
+        (torch.arange(20).reshape(5, 4), 255),
+        (torch.arange(12, dtype=torch.uint8).reshape(3, 4), 9),
+        (torch.rand(4, 4), 0.5),
+        (torch.arange(30).reshape(5, 6).T, -1),
+        (torch.tensor([[7]]), 0),
+        (torch.rand(2, 5).double(), 1.0),
+    ]
+
+
+def blend(a: Tensor, b: Tensor) -> Tensor:
+    """Return the mean of two uint8 images, rounded down."""
+    return ((a.long() + b.long()) // 2).to(torch.uint8)
+
+
+def _pairs_of_images() -> list[tuple]:
+    light = torch.tensor([[200, 101], [255, 255]], dtype=torch.uint8)
+    dark = torch.tensor([[101, 200], [255, 0]], dtype=torch.uint8)
+    many = torch.arange(256).to(torch.uint8)
+    return [
+        (light, dark),
+        (light, light.clone()),
+        (dark.T, light),
+        (torch.ones(2, 3).to(torch.uint8), torch.ones(2, 3).to(torch.uint8)),
+        (many.repeat(256, 1), many.repeat(256, 1).T),
+    ]
+
+
+def days_above(table: Tensor, city: int, limit: float) -> Tensor:
+    """Return the rows whose number in one column is above a limit."""
+    return table[table.select(1, city) > limit]
+
+
+def _tables_of_days() -> list[tuple]:
+    table = torch.tensor([[21.0, 15.5, 30.0], [22.0, 14.0, 31.5], [20.5, 16.0, 29.0]])
+    return [
+        (table, 1, 15),
+        (table, 0, 21),  # one number is exactly the limit
+        (table, 2, 40),  # no row
+        (table, 2, 0),  # every row
+        (torch.rand(30, 4).double(), 3, 0.5),
+        (torch.arange(12).reshape(3, 4).T, 1, 5),
+    ]
+
 
 # ---- 1: scale the columns
 
@@ -151,6 +207,9 @@ def _images() -> list[tuple]:
 
 
 EXERCISES = {
+    "add_frame": Exercise(reference=add_frame, cases=_images_to_frame),
+    "blend": Exercise(reference=blend, cases=_pairs_of_images),
+    "days_above": Exercise(reference=days_above, cases=_tables_of_days),
     "scale_columns": Exercise(reference=scale_columns, cases=_tables),
     "one_hot": Exercise(reference=F.one_hot, cases=_labels, forbid=("one_hot",)),
     "causal": Exercise(

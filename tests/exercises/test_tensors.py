@@ -13,6 +13,22 @@ def scaled(table, low, high):
     return (table - low) / (high - low)
 
 
+def framed(image, value, *places):
+    out = image.clone()
+    for place in places:
+        out[place] = value
+    return out
+
+
+EVERYWHERE = slice(None)
+SIDES = (0, -1, (EVERYWHERE, 0), (EVERYWHERE, -1))
+
+
+def frame_in_place(image, value):
+    image[0] = image[-1] = image[:, 0] = image[:, -1] = value
+    return image
+
+
 def causal(n):
     return torch.arange(n)[:, None] >= torch.arange(n)
 
@@ -41,6 +57,38 @@ def loop_of_sums(x):
 
 
 WRONG = {
+    "add_frame": [
+        frame_in_place,
+        lambda image, value: framed(image, value, *SIDES[:3]),
+        lambda image, value: framed(image, value, 0, -1),
+        lambda image, value: F.pad(image, (1, 1, 1, 1), value=value),  # larger
+        lambda image, value: framed(image, value, EVERYWHERE),
+        lambda image, value: framed(image, value, *SIDES).float(),
+        lambda image, value: framed(image, 255, *SIDES),
+        lambda image, value: image.clone(),
+        lambda image, value: F.pad(image[1:-1, 1:-1], (1, 1, 1, 1), value=value),  # 1 × 1
+    ],
+    "blend": [
+        lambda a, b: (a + b) // 2,  # wraps around
+        lambda a, b: a // 2 + b // 2,  # two halves are lost
+        lambda a, b: ((a.float() + b.float()) / 2).round().to(torch.uint8),
+        lambda a, b: (a.float() + b.float()) / 2,
+        lambda a, b: (a.long() + b.long()) // 2,
+        lambda a, b: (a.float() + b.float()).clamp(0, 255).to(torch.uint8),
+        lambda a, b: ((a + b) / 2).to(torch.uint8),
+        lambda a, b: a,
+    ],
+    "days_above": [
+        lambda t, city, limit: t[t > limit],
+        lambda t, city, limit: t[t[city] > limit],
+        lambda t, city, limit: t[t[:, city] >= limit],
+        lambda t, city, limit: t[t[:, city] < limit],
+        lambda t, city, limit: t[:, city][t[:, city] > limit],
+        lambda t, city, limit: t[:, city] > limit,
+        lambda t, city, limit: torch.where(t[:, city, None] > limit, t, 0),
+        lambda t, city, limit: t[(t > limit).any(dim=1)],
+        lambda t, city, limit: t[t[:, 0] > limit],
+    ],
     "scale_columns": [
         lambda t: scaled(t, t.min(), t.max()),  # of the whole table
         lambda t: scaled(t, t.amin(1, keepdim=True), t.amax(1, keepdim=True)),  # of each row
@@ -151,6 +199,20 @@ WRONG = {
 }
 
 RIGHT = {
+    "add_frame": [
+        lambda image, value: framed(image, value, *SIDES),
+        lambda image, value: framed(image, value, [0, -1], (EVERYWHERE, [0, -1])),
+    ],
+    "blend": [
+        lambda a, b: ((a.float() + b.float()) / 2).to(torch.uint8),
+        lambda a, b: ((a.long() + b.long()) // 2).to(torch.uint8),
+        lambda a, b: torch.stack([a, b]).float().mean(dim=0).to(torch.uint8),
+    ],
+    "days_above": [
+        lambda t, city, limit: t[t[:, city] > limit],
+        lambda t, city, limit: t[(t[:, city] > limit).nonzero().squeeze(1)],
+        lambda t, city, limit: t.index_select(0, torch.where(t[:, city] > limit)[0]),
+    ],
     "scale_columns": [
         lambda t: scaled(t, t.min(dim=0).values, t.max(dim=0).values),
         lambda t: scaled(t, t.amin(0, keepdim=True), t.amax(0, keepdim=True)),
