@@ -1,4 +1,4 @@
-"""Chapter 02, exercises: frames, blends, rows, columns, tables by broadcasting, cross-entropy, strides, patches."""
+"""Chapter 02, exercises: images, rows, tables by broadcasting, cross-entropy, strides, patches."""
 
 import torch
 import torch.nn.functional as F
