@@ -9,7 +9,7 @@ from torch import Tensor
 from helpers.autograd import Value
 from helpers.exercises.harness import Exercise
 
-# ---- 1: five tensors
+# ---- 2: five tensors
 
 
 def five_tensors() -> tuple[list[bool], list[float | None]]:
@@ -25,7 +25,25 @@ def five_tensors() -> tuple[list[bool], list[float | None]]:
     return [tensor.is_leaf for tensor in tensors], grads
 
 
-# ---- 2: a training loop
+# ---- 4: gradients in parts
+
+
+def gradient_in_parts(w: Tensor, x: Tensor, y: Tensor, sizes: list[int]) -> Tensor:
+    """Return the gradient of the mean of (w x - y)² over all samples, by hand."""
+    del sizes  # the whole batch at once
+    return (2 * (w * x - y) * x).mean()
+
+
+def _batches() -> list[tuple]:
+    cases = []
+    for sizes in [[3, 1], [2, 2], [1, 4, 2], [5]]:
+        x = torch.randn(sum(sizes), dtype=torch.float64)
+        y = torch.randn(sum(sizes), dtype=torch.float64)
+        cases.append((torch.tensor(1.5, dtype=torch.float64), x, y, sizes))
+    return cases
+
+
+# ---- 5: a training loop
 
 
 def fit_line(x: Tensor, y: Tensor, lr: float, steps: int) -> tuple[float, float, float]:
@@ -48,7 +66,7 @@ def _lines() -> list[tuple]:
     return cases
 
 
-# ---- 3: a graph on paper
+# ---- 1: a graph on paper
 
 
 def on_paper() -> tuple[float, ...]:
@@ -62,7 +80,7 @@ def on_paper() -> tuple[float, ...]:
     return tuple(gradient.item() for gradient in gradients)
 
 
-# ---- 4: a derivative by hand
+# ---- 3: a derivative by hand
 
 
 def silu_slope(x: Tensor) -> Tensor:
@@ -84,7 +102,7 @@ def _inputs() -> list[tuple[Tensor]]:
     return [(x,) for x in inputs]
 
 
-# ---- 5 and 7: vector-Jacobian products
+# ---- 6 and 8: vector-Jacobian products
 
 
 def matmul_vjp(a: Tensor, b: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,7 +141,7 @@ def _softmaxes() -> list[tuple]:
     return cases
 
 
-# ---- 6: a new operation for the engine
+# ---- 7: a new operation for the engine
 
 
 def logsumexp(x: Tensor) -> Tensor:
@@ -159,7 +177,7 @@ def _values() -> list[tuple[Tensor]]:
     return cases
 
 
-# ---- 8: gradient descent with momentum
+# ---- 9: gradient descent with momentum
 
 
 def momentum(f: Callable[[Any], Any], start: Tensor, lr: float, mu: float, steps: int) -> Tensor:
@@ -196,6 +214,7 @@ def _runs() -> list[tuple]:
 
 EXERCISES = {
     "five_tensors": Exercise(reference=five_tensors, cases=lambda: [()]),
+    "gradient_in_parts": Exercise(reference=gradient_in_parts, cases=_batches),
     "fit_line": Exercise(reference=fit_line, cases=_lines),
     "on_paper": Exercise(reference=on_paper, cases=lambda: [()]),
     "silu_slope": Exercise(

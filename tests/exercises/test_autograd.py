@@ -120,6 +120,19 @@ def line(x, y, lr, steps, cut=False, clear=True, as_number=True):
     return w.item(), b.item(), total / steps
 
 
+def in_parts(share):
+    """Accumulate gradients, each part's mean loss times `share(part, batch, parts)`."""
+
+    def gradient(w, x, y, sizes):
+        leaf = w.detach().clone().requires_grad_()
+        for x_part, y_part in zip(x.split(sizes), y.split(sizes), strict=True):
+            loss = (leaf * x_part - y_part).square().mean()
+            (loss * share(len(x_part), len(x), len(sizes))).backward()
+        return leaf.grad
+
+    return gradient
+
+
 LEAVES = [True, True, False, True, False]
 
 WRONG = {
@@ -130,6 +143,14 @@ WRONG = {
         lambda: ([True, True, False, False, False], [18.0, None, None, None, None]),
         lambda: ([True, False, False, False, False], [18.0, None, None, None, None]),
         lambda: LEAVES,
+    ],
+    "gradient_in_parts": [
+        in_parts(lambda part, batch, parts: 1),
+        in_parts(lambda part, batch, parts: 1 / parts),
+        in_parts(lambda part, batch, parts: 1 / batch),
+        in_parts(lambda part, batch, parts: part),
+        lambda w, x, y, sizes: (2 * (w * x - y) * x).sum(),
+        lambda w, x, y, sizes: (w * x - y).square().mean(),
     ],
     "fit_line": [
         lambda x, y, lr, steps: line(x, y, lr, steps, cut=True, clear=False, as_number=False),
@@ -231,6 +252,7 @@ def softmax_vjp_by_jacobian(x, g):
 
 RIGHT = {
     "five_tensors": [lambda: (LEAVES, [18, None, None, None, None])],
+    "gradient_in_parts": [in_parts(lambda part, batch, parts: part / batch)],
     "fit_line": [line],
     "on_paper": [lambda: (-6, -2, 6, -4, -6), lambda: [-6.0, -2.0, 6.0, -4.0, -6.0]],
     "silu_slope": [
