@@ -19,8 +19,8 @@ VERDICTS = {
     "not-recorded": ("not recorded yet", "尚无实测记录"),
 }
 MISSING = {
-    "en": "`make measure NAME={stem}` on a machine with a GPU writes the record behind this line",
-    "zh": "在有 GPU 的机器上运行 `make measure NAME={stem}`，写出记录，这一行才有结果",
+    "en": "nobody has measured this on a GPU yet; `make measure NAME={stem}` does",
+    "zh": "还没有人在 GPU 上测过；要测，可以在有 GPU 的机器上运行 `make measure NAME={stem}`",
 }
 # What introduces the claim: E… are sayings that the book corrects, M… what it states itself.
 LABELS = {"E": ("A common saying", "常见的说法"), "M": ("The claim", "论断")}
@@ -99,13 +99,15 @@ def _html(
         at = ("en", "zh").index(lang)
         colon = "：" if lang == "zh" else ": "
         label = LABELS[claim_id[0]][at]
+        measured = f'<span class="claim__label">{MEASURED[at]}{colon}</span>'
+        if verdict == "not-recorded":
+            measured = ""  # nothing was
         parts.append(
             f'<!--{lang}--><div lang="{lang}">'
             f'<p class="claim__saying"><span class="claim__label">{label} {claim_id}</span> '
             f"{_code(claim[lang])}</p>"
             f'<p class="claim__measured"><strong class="claim__verdict">{VERDICTS[verdict][at]}'
-            f'</strong> <span class="claim__label">{MEASURED[at]}{colon}</span>'
-            f"{_code(text[lang])}</p></div><!--/{lang}-->"
+            f"</strong> {measured}{_code(text[lang])}</p></div><!--/{lang}-->"
         )
     return f'<div class="claim claim--{verdict}">{"".join(parts)}</div>'
 
