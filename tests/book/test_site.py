@@ -30,8 +30,10 @@ from bilingual import (
     search,
     strings,
     structure,
+    typography,
 )
 from bilingual.repository import Repository
+from docutils import nodes
 from nbclient import NotebookClient
 from PIL import Image
 
@@ -141,6 +143,18 @@ def test_frames_are_written_as_text():
     kind, text = address.split(",", 1)
     assert (kind, unquote(text)) == ("data:image/svg+xml", svg)
     assert not set(text) & set("<>#'\"\\&\n")
+
+
+def test_closing_punctuation_stays_with_its_formula():
+    words = nodes.paragraph()
+    words += [nodes.Text("设 "), nodes.math(text="x"), nodes.Text("，再设 "), nodes.math(text="y")]
+    words += [nodes.Text(" 很大"), nodes.math(text="z")]
+    document = nodes.section()
+    document += words
+    typography.tie_punctuation(None, document)
+    tied = [one.astext() for one in document.findall(nodes.inline)]
+    assert tied == ["x，"]
+    assert words.astext() == "设 x，再设 y 很大z"
 
 
 def test_alt_text_is_escaped():
@@ -353,7 +367,7 @@ def test_a_cell_magic_stays_first(sample):
 
 
 @pytest.mark.parametrize(
-    ("tag", "word", "other"), [("zh", "实测", "Measured"), ("en", "Measured", "实测")]
+    ("tag", "word", "other"), [("zh", "还没有人", "nobody"), ("en", "nobody", "还没有人")]
 )
 def test_one_language_stays_one_language_when_run(sample, tmp_path, monkeypatch, tag, word, other):
     """A kernel runs the exported notebook: its claim is shown in the notebook's language alone."""

@@ -14,9 +14,10 @@ from . import (
     search,
     strings,
     switch,
+    typography,
 )
 
-VERSION = "3"
+VERSION = "4"
 PARTS = (
     strings,
     language,
@@ -28,6 +29,7 @@ PARTS = (
     pages,
     icons,
     images,
+    typography,
     assets,
 )
 
