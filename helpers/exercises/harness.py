@@ -94,7 +94,7 @@ def _verdict(answer: Any, spec: Exercise, name: str) -> str:
             return f"✗ {problem}"
         if problem:
             return f"✗ case {number} of {len(cases)}, {_shown(arguments)}: {problem}"
-    return f"✓ correct on {len(cases)} cases"
+    return f"✓ correct on {len(cases)} case{'s' if len(cases) > 1 else ''}"
 
 
 class _Without(TorchFunctionMode):

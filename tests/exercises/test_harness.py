@@ -23,7 +23,7 @@ X = torch.arange(6.0).view(2, 3)
     ("answer", "reference", "options", "message"),
     [
         (lambda x: ..., torch.neg, {}, "✗ not answered yet: replace the dots"),
-        (lambda x: -x, torch.neg, {}, "✓ correct on 1 cases"),
+        (lambda x: -x, torch.neg, {}, "✓ correct on 1 case"),
         (lambda x: x + 1, torch.neg, {}, "value: 6 of 6 elements differ, by up to 11"),
         (lambda x: -x[0], torch.neg, {}, "shape: expected [2, 3], got [3]"),
         (lambda x: -x.double(), torch.neg, {}, "dtype: expected torch.float32, got torch.float64"),
