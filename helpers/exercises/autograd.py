@@ -1,4 +1,4 @@
-"""Chapter 03, exercises: leaves, a training loop, derivatives by hand, VJPs, the engine."""
+"""Chapter 03, exercises: a graph on paper, leaves, a training loop, VJPs, the engine."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +8,20 @@ from torch import Tensor
 
 from helpers.autograd import Value
 from helpers.exercises.harness import Exercise
+
+# ---- 1: a graph on paper
+
+
+def on_paper() -> tuple[float, ...]:
+    """Return the gradients of L = u v with respect to v, u, a, b and c, by PyTorch."""
+    a = torch.tensor(2.0, requires_grad=True)
+    b = torch.tensor(-3.0, requires_grad=True)
+    c = torch.tensor(10.0, requires_grad=True)
+    u = a * b
+    v = u + c
+    gradients = torch.autograd.grad(u * v, (v, u, a, b, c))
+    return tuple(gradient.item() for gradient in gradients)
+
 
 # ---- 2: five tensors
 
@@ -23,6 +37,28 @@ def five_tensors() -> tuple[list[bool], list[float | None]]:
     tensors = [w, x, y, c, loss]
     grads = [w.grad.item(), x.grad, None, c.grad, None]  # only leaves may be asked for .grad
     return [tensor.is_leaf for tensor in tensors], grads
+
+
+# ---- 3: a derivative by hand
+
+
+def silu_slope(x: Tensor) -> Tensor:
+    """Return the derivative of x σ(x), by PyTorch's own rule."""
+    return torch.func.grad(lambda t: torch.nn.functional.silu(t).sum())(x)
+
+
+def _inputs() -> list[tuple[Tensor]]:
+    inputs = [
+        torch.linspace(-4, 4, 9),
+        torch.tensor(0.5),
+        torch.tensor([-900.0, 900]),  # exp overflows here
+        torch.rand(2, 3).double().T,
+        torch.zeros(1, 2),
+        torch.zeros(0, 3),
+        torch.randn(40, dtype=torch.float64) * 20,
+        torch.randn(8)[::2],
+    ]
+    return [(x,) for x in inputs]
 
 
 # ---- 4: gradients in parts
@@ -64,42 +100,6 @@ def _lines() -> list[tuple]:
         y = 3 * x + 2 + 0.3 * torch.randn(count, dtype=torch.float64)
         cases.append((x, y, lr, steps))
     return cases
-
-
-# ---- 1: a graph on paper
-
-
-def on_paper() -> tuple[float, ...]:
-    """Return the gradients of L = u v with respect to v, u, a, b and c, by PyTorch."""
-    a = torch.tensor(2.0, requires_grad=True)
-    b = torch.tensor(-3.0, requires_grad=True)
-    c = torch.tensor(10.0, requires_grad=True)
-    u = a * b
-    v = u + c
-    gradients = torch.autograd.grad(u * v, (v, u, a, b, c))
-    return tuple(gradient.item() for gradient in gradients)
-
-
-# ---- 3: a derivative by hand
-
-
-def silu_slope(x: Tensor) -> Tensor:
-    """Return the derivative of x σ(x), by PyTorch's own rule."""
-    return torch.func.grad(lambda t: torch.nn.functional.silu(t).sum())(x)
-
-
-def _inputs() -> list[tuple[Tensor]]:
-    inputs = [
-        torch.linspace(-4, 4, 9),
-        torch.tensor(0.5),
-        torch.tensor([-900.0, 900]),  # exp overflows here
-        torch.rand(2, 3).double().T,
-        torch.zeros(1, 2),
-        torch.zeros(0, 3),
-        torch.randn(40, dtype=torch.float64) * 20,
-        torch.randn(8)[::2],
-    ]
-    return [(x,) for x in inputs]
 
 
 # ---- 6 and 8: vector-Jacobian products
@@ -213,13 +213,13 @@ def _runs() -> list[tuple]:
 
 
 EXERCISES = {
-    "five_tensors": Exercise(reference=five_tensors, cases=lambda: [()]),
-    "gradient_in_parts": Exercise(reference=gradient_in_parts, cases=_batches),
-    "fit_line": Exercise(reference=fit_line, cases=_lines),
     "on_paper": Exercise(reference=on_paper, cases=lambda: [()]),
+    "five_tensors": Exercise(reference=five_tensors, cases=lambda: [()]),
     "silu_slope": Exercise(
         reference=silu_slope, cases=_inputs, gradient=True, forbid=("silu", "where", "nan_to_num")
     ),
+    "gradient_in_parts": Exercise(reference=gradient_in_parts, cases=_batches),
+    "fit_line": Exercise(reference=fit_line, cases=_lines),
     "matmul_vjp": Exercise(reference=matmul_vjp, cases=_products),
     "softmax_vjp": Exercise(reference=softmax_vjp, cases=_softmaxes),
     "logsumexp": Exercise(reference=logsumexp, cases=_values, through=_in_an_expression),
