@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from helpers.tensors import shares_storage
+
 UNANSWERED = "not answered yet: replace the dots"
 
 # How far a right answer may be from the reference, relative to the element: some hundred units in
@@ -142,7 +144,7 @@ def _problem(
     spoiled = _spoiled(mine, arguments)
     if spoiled:
         return spoiled
-    if spec.view and got.untyped_storage().data_ptr() != mine[0].untyped_storage().data_ptr():
+    if spec.view and not shares_storage(got, mine[0]):
         return "right values, but a copy: expected a view of the argument's storage"
     if spec.gradient:
         return _gradient_difference(got, want, mine, theirs, spec.scale)
