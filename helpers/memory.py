@@ -1,10 +1,22 @@
-"""Chapter 09: the bytes that autograd saves for the backward pass, counted exactly."""
+"""Chapter 09: the bytes of training, counted exactly: what is saved, what lives, the peak."""
 
+import copy
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_iter
+
+CATEGORIES = ("parameters", "buffers", "gradients", "optimizer", "activations", "other")
 
 
 class SavedTensors(saved_tensors_hooks):
@@ -43,6 +55,334 @@ class SavedTensors(saved_tensors_hooks):
     def bytes(self) -> int:
         """Bytes of the storages saved now."""
         return sum(t.untyped_storage().nbytes() for t in self.tensors)
+
+
+class PeakMemory(TorchDispatchMode):
+    """Count the bytes of all tensors that are alive, after every operation in this context.
+
+        with PeakMemory(model, optimizer) as memory:
+            memory.mark("forward")
+            loss = model(x).sum()
+            memory.mark("backward")
+            loss.backward()
+        memory.peak           # the most bytes alive at once
+        memory.by_category()  # what they were
+
+    existing: modules (with their gradients), optimizers (with their state), tensors, or lists,
+    tuples and dicts of these: what is there before and counts from the start. Memory that
+    operations inside the context make counts from then on, until it is freed; other memory from
+    outside never counts. Each storage counts once, with all its bytes, whoever shares it.
+
+    The numbers do not depend on the machine: they are those of tensors, not of allocators. Not
+    seen is what never becomes a tensor in Python: scratch memory inside one operation (of oneDNN,
+    cuBLAS, cuDNN, or a copy made by a kernel for itself), the rounding up of sizes by an allocator
+    (`helpers.allocator`), and storages made without an operation: by `torch.load`, by
+    `torch.UntypedStorage`, by NumPy (`torch.from_numpy` shares NumPy's memory). Code from
+    `torch.compile` runs uncompiled in here. Wrapped tensors (DTensor, quantized ones) count as
+    the tensors that they hold; mkldnn's opaque ones cannot be counted.
+
+    live: bytes alive now. peak: the most so far, taken after operations.
+    timeline: (operation, live bytes right after it); the first entry is ("start", bytes).
+    marks: (name, position in `timeline`) of each call of `mark`.
+    """
+
+    def __init__(self, *existing: Any):
+        super().__init__()
+        self._existing = existing
+        self._blocks: list[_Block] = []
+        self._alive: dict[int, _Block] = {}  # of each storage, by its address in C++
+        self._cleanup = ExitStack()
+        self.live = self.peak = 0
+        self.timeline: list[tuple[str, int]] = []
+        self.marks: list[tuple[str, int]] = []
+
+    def __enter__(self) -> "PeakMemory":
+        if self.timeline:
+            raise RuntimeError("PeakMemory counts once: make a new one for another `with`")
+        for thing in tree_iter(self._existing, is_leaf=_is_known):
+            self._add_existing(thing)
+        self._record("start")
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._cleanup.close()
+
+    def mark(self, name: str) -> None:
+        """Begin a phase: what follows, until the next mark, belongs to `name`."""
+        self.marks.append((name, len(self.timeline)))
+
+    def phases(self) -> dict[str, int]:
+        """Return the peak in bytes of each marked phase; a name used twice counts as one."""
+        ends = [start for _, start in self.marks[1:]] + [len(self.timeline)]
+        peaks: dict[str, int] = {}
+        for (name, start), end in zip(self.marks, ends, strict=True):
+            for _, live in self.timeline[start:end]:
+                peaks[name] = max(live, peaks.get(name, 0))
+        return peaks
+
+    def by_category(self, at: int | None = None) -> dict[str, int]:
+        """Return the bytes alive at a position of the timeline (default: the peak), by purpose.
+
+        parameters, buffers: those of the modules in `existing`. gradients: what became the `.grad`
+        of their parameters, from when it was made. optimizer: the state of optimizers in
+        `existing`. activations: made while operations were recorded for backward, or recomputed
+        by checkpointing. other: the rest, such as the batch, gradients on their way, what an
+        optimizer needs for a moment. A purpose that is known later holds for the whole life.
+        """
+        if at is None:
+            at = max(range(len(self.timeline)), key=lambda i: self.timeline[i][1])
+        found = dict.fromkeys(CATEGORIES, 0)
+        for block in self._blocks:
+            if block.born <= at and (block.died is None or at < block.died):
+                found[block.category] += block.bytes
+        return found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace in ("prim", "profiler"):  # questions and notes: no memory
+            return func(*args, **kwargs)
+
+        given = {s._cdata: s for s in _storages((args, kwargs))}
+        out = func(*args, **kwargs)
+
+        for key, storage in given.items():
+            self._resize(key, storage)  # `out=`, `resize_`
+        fresh = func is torch.ops.aten.lift_fresh.default  # torch.tensor(...), from_numpy(...)
+        borrowed = fresh and not all(s.resizable() for s in given.values())
+        if not borrowed:
+            purpose = "activations" if torch.is_grad_enabled() else "other"
+            self._add(out, purpose, without=() if fresh else given)
+
+        self._record(str(getattr(func, "overloadpacket", func)))
+        return out
+
+    def _record(self, operation: str) -> None:
+        self.timeline.append((operation, self.live))
+        self.peak = max(self.peak, self.live)
+
+    def _add_existing(self, thing: Any) -> None:
+        if isinstance(thing, nn.Module):
+            for parameter in thing.parameters():
+                self._add(parameter, "parameters")
+                self._watch_gradient(parameter)
+            for buffer in thing.buffers():
+                self._add(buffer, "buffers")
+        elif isinstance(thing, Optimizer):
+            self._add(list(thing.state.values()), "optimizer")
+            hook = thing.register_step_post_hook(
+                lambda *_: self._add(list(thing.state.values()), "optimizer")
+            )
+            self._cleanup.callback(hook.remove)
+        elif isinstance(thing, Tensor):
+            self._add(thing, "other")
+            self._watch_gradient(thing)
+
+    def _watch_gradient(self, tensor: Tensor) -> None:
+        if tensor.grad is not None:
+            self._add(tensor.grad, "gradients")
+        if tensor.is_leaf and tensor.requires_grad:
+            hook = tensor.register_post_accumulate_grad_hook(
+                lambda owner: self._add(owner.grad, "gradients")
+            )
+            self._cleanup.callback(hook.remove)
+
+    def _add(self, tree: Any, category: str, without: Collection[int] = ()) -> None:
+        """Count the storages in `tree` that are not counted yet; those that are get a purpose."""
+        for storage in _storages(tree):
+            if storage._cdata in without:
+                continue
+            block = self._alive.get(storage._cdata)
+            if block is None:
+                self._begin(storage, category)
+                weakref.finalize(storage, self._end, storage._cdata).atexit = False
+            elif block.category in ("activations", "other"):
+                block.category = category
+
+    def _resize(self, key: int, storage: torch.UntypedStorage) -> None:
+        block = self._alive.get(key)
+        if block is not None and block.bytes != storage.nbytes():
+            self._end(key)
+            self._begin(storage, block.category)
+
+    def _begin(self, storage: torch.UntypedStorage, category: str) -> None:
+        block = _Block(storage.nbytes(), category, born=len(self.timeline))
+        self._alive[storage._cdata] = block
+        self._blocks.append(block)
+        self.live += block.bytes
+
+    def _end(self, key: int) -> None:
+        block = self._alive.pop(key)
+        block.died = len(self.timeline)
+        self.live -= block.bytes
+
+
+@dataclass(slots=True)
+class _Block:
+    """A storage; it is alive at the positions of the timeline from `born` up to before `died`."""
+
+    bytes: int
+    category: str
+    born: int
+    died: int | None = None
+
+
+def _is_known(thing: Any) -> bool:
+    return isinstance(thing, (nn.Module, Optimizer))
+
+
+def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:
+    """Yield the storage of each tensor in `tree`; a wrapped or sparse tensor has several."""
+    for tensor in tree_iter(tree):
+        if not isinstance(tensor, Tensor) or tensor.layout is torch._mkldnn:
+            continue
+        if is_traceable_wrapper_subclass(tensor):
+            names, _ = tensor.__tensor_flatten__()
+            yield from _storages([getattr(tensor, name) for name in names])
+        elif tensor.layout is torch.sparse_coo:
+            yield from _storages([tensor._indices(), tensor._values()])
+        elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+            yield from _storages([tensor.crow_indices(), tensor.col_indices(), tensor.values()])
+        elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+            yield from _storages([tensor.ccol_indices(), tensor.row_indices(), tensor.values()])
+        else:
+            yield tensor.untyped_storage()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breakdown:
+    """The bytes of one training step, all of them of tensors.
+
+    parameters, buffers: of the model. gradients: of its parameters, at the end of backward.
+    optimizer: its state (for Adam two tensors a parameter, and a counter of 4 bytes).
+    inputs: the batch. activations: what the forward pass leaves for backward, the loss included.
+    peak: the most bytes alive at any moment of the step.
+    memory: the `PeakMemory` of the step, with its timeline.
+    """
+
+    parameters: int
+    buffers: int
+    gradients: int
+    optimizer: int
+    inputs: int
+    activations: int
+    peak: int
+    memory: PeakMemory = field(repr=False, compare=False)
+
+    @property
+    def total(self) -> int:
+        """The sum of all parts. It is not the peak: gradients come as activations go."""
+        parts = self.parameters + self.buffers + self.gradients
+        return parts + self.optimizer + self.inputs + self.activations
+
+
+def breakdown(
+    model: nn.Module,
+    optimizer: Optimizer,
+    loss_fn: Callable[[nn.Module, Any], Tensor],
+    batch: Any,
+) -> Breakdown:
+    """Predict the bytes of a training step without making it: `measure_step` on fake tensors.
+
+    Fake tensors have a shape, a dtype and a device, but no memory: PyTorch works out the shape of
+    every result and computes none. The model, the optimizer and the batch stay as they are; they
+    may be fake themselves, so that a model too large for this machine can be asked about:
+
+        with FakeTensorMode():
+            model = GPT(config)  # allocates nothing
+            tokens = torch.zeros(8, 1024, dtype=torch.int64)
+        breakdown(model, torch.optim.AdamW(model.parameters()), loss_fn, tokens)
+
+    loss_fn(model, batch) -> scalar loss; all its tensors come from its two arguments.
+    The prediction equals `measure_step` to the byte where both choose the same operations; code
+    that looks at the values of tensors (`if x.max() > 1`) raises PyTorch's error.
+    Raises ValueError for a model on the meta device.
+    """
+    if any(p.is_meta for p in model.parameters()):
+        raise ValueError("the model is on the meta device: make it under FakeTensorMode instead")
+    mode = detect_fake_mode(list(model.parameters())) or FakeTensorMode(allow_non_fake_inputs=True)
+    with FakeCopyMode(mode):
+        batch = copy.deepcopy(batch)
+    with _faked(mode, model, optimizer), mode, _LikeTheCPU():
+        return measure_step(model, optimizer, loss_fn, batch)
+
+
+@contextmanager
+def _faked(mode: FakeTensorMode, model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
+    """Put fake tensors in the place of all that `model` and `optimizer` hold; then put it back."""
+    tables = [t for m in model.modules() for t in (m._parameters, m._buffers)]
+    tables = [(table, dict(table)) for table in tables]
+    groups = [(group["params"], list(group["params"])) for group in optimizer.param_groups]
+    state = optimizer.state
+    with FakeCopyMode(mode):  # a single deepcopy: what is shared stays shared
+        held = [real for _, real in tables], [real for _, real in groups], state
+        fake_tables, fake_groups, fake_state = copy.deepcopy(held)
+    try:
+        for (table, _), fake in zip(tables, fake_tables, strict=True):
+            table.update(fake)
+        for (parameters, _), fake in zip(groups, fake_groups, strict=True):
+            parameters[:] = fake
+        optimizer.state = fake_state
+        yield
+    finally:
+        for table, real in tables:
+            table.update(real)
+        for parameters, real in groups:
+            parameters[:] = real
+        optimizer.state = state
+
+
+class _LikeTheCPU(TorchDispatchMode):
+    """Mend the one operation whose fake result has another size than the CPU's.
+
+    Batch norm of a bfloat16 input with float32 weights, as under autocast, saves the mean and the
+    deviation of each channel in float32; the fake one, in PyTorch 2.15, in bfloat16.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.native_batch_norm.default:
+            held = [t.dtype for t in args[1:5] if t is not None]  # weight, bias, running statistics
+            if held:
+                out = (out[0], out[1].to(held[0]), out[2].to(held[0]))
+        return out
+
+
+def measure_step(
+    model: nn.Module,
+    optimizer: Optimizer,
+    loss_fn: Callable[[nn.Module, Any], Tensor],
+    batch: Any,
+) -> Breakdown:
+    """Make two training steps, and count the bytes of the second.
+
+    The first one lets the optimizer make its state. Weights and optimizer change, as in training.
+    Both steps: gradients to None, forward, backward, update; the loss lives to the end.
+    """
+    optimizer.zero_grad()
+    loss_fn(model, batch).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+    with PeakMemory(model, optimizer, batch) as memory:
+        memory.mark("forward")
+        loss = loss_fn(model, batch)
+        activations = memory.live - memory.timeline[0][1]
+        memory.mark("backward")
+        loss.backward()
+        at_rest = memory.by_category(at=len(memory.timeline) - 1)
+        memory.mark("step")
+        optimizer.step()
+    return Breakdown(
+        parameters=at_rest["parameters"],
+        buffers=at_rest["buffers"],
+        gradients=at_rest["gradients"],
+        optimizer=at_rest["optimizer"],
+        inputs=sum({s._cdata: s.nbytes() for s in _storages(batch)}.values()),
+        activations=activations,
+        peak=memory.peak,
+        memory=memory,
+    )
 
 
 def _storage(tensor: Tensor) -> int:

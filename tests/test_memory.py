@@ -5,9 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 from helpers import models
-from helpers.memory import SavedTensors
+from helpers.memory import PeakMemory, SavedTensors, breakdown, measure_step
 
 N = 600  # elements of x and y
 
@@ -140,3 +141,116 @@ def test_sizes_without_data_count_as_well():
         with SavedTensors(exclude=[x]) as saved:
             out = (x * y).exp()
         assert saved.bytes == 2 * 4000 and out.requires_grad  # y, and the result of exp
+
+
+# ---- PeakMemory
+
+
+def test_live_and_peak_of_a_few_tensors():
+    with PeakMemory() as memory:
+        x = torch.ones(100)
+        assert memory.live == 400
+        y = x.view(10, 10)[2:]  # the same storage
+        assert memory.live == 400
+        z = y + 1  # 8 x 10 numbers of their own
+        assert memory.live == 400 + 320
+        del x
+        assert memory.live == 400 + 320  # y still holds the storage of x
+        del y
+        assert memory.live == 320
+        z.mul_(2)
+        assert memory.live == 320
+    assert memory.peak == 720
+    del z
+    assert memory.live == 0
+    assert memory.timeline == [
+        ("start", 0),
+        ("aten.ones", 400),
+        ("aten.view", 400),
+        ("aten.slice", 400),
+        ("aten.add", 720),
+        ("aten.mul_", 320),
+    ]
+
+
+def test_what_is_there_counts_from_the_start_if_it_is_named():
+    model, x = models.MLP(3, 5, 2), torch.ones(4, 3)
+    with PeakMemory(model, [x, x]) as memory:
+        assert memory.live == 4 * (3 * 5 + 5 + 5 * 2 + 2) + 4 * 12
+    with PeakMemory(model) as memory:
+        x.view(3, 4)  # somebody else's memory
+        assert memory.live == 4 * 32
+
+
+def test_one_counter_counts_once():
+    memory = PeakMemory()
+    with memory:
+        pass
+    with pytest.raises(RuntimeError, match="make a new one"), memory:
+        pass
+
+
+# ---- breakdown: the prediction is what a real step takes
+
+
+def mlp():
+    return models.MLP(20, 64, 32, 10), (torch.randn(16, 20), torch.randint(10, (16,)))
+
+
+def convnet():
+    return models.ConvNet(width=4), (torch.randn(6, 1, 28, 28), torch.randint(10, (6,)))
+
+
+def gpt():
+    config = models.GPTConfig(vocabulary=50, context=16, layers=2, heads=2, width=16)
+    tokens = torch.randint(50, (3, 17))
+    return models.GPT(config), (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+
+
+def loss_fn(model, batch):
+    x, y = batch
+    return F.cross_entropy(model(x).flatten(0, -2), y.flatten())
+
+
+def loss_under_autocast(model, batch):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return loss_fn(model, batch)
+
+
+def checkpointed(model):
+    for block in getattr(model, "blocks", model):
+        inner = block.forward
+        block.forward = lambda x, inner=inner: checkpoint(inner, x, use_reentrant=False)
+    return model
+
+
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "Adam": torch.optim.Adam,
+    "AdamW": torch.optim.AdamW,
+    "AdamW foreach": lambda p: torch.optim.AdamW(p, foreach=True),
+    "AdamW fused": lambda p: torch.optim.AdamW(p, fused=True),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("loss", [loss_fn, loss_under_autocast])
+@pytest.mark.parametrize("make", [mlp, convnet, gpt])
+@pytest.mark.parametrize("change", [lambda model: model, checkpointed])
+def test_the_prediction_equals_a_real_step(make, change, loss, optimizer):
+    torch.manual_seed(0)
+    model, batch = make()
+    model = change(model)
+    optimizer = OPTIMIZERS[optimizer](model.parameters())
+    predicted = breakdown(model, optimizer, loss, batch)
+    measured = measure_step(model, optimizer, loss, batch)
+    assert predicted == measured
+    assert predicted.memory.timeline == measured.memory.timeline
+
+
+def test_a_model_without_memory_or_shape_of_its_own_is_refused():
+    with torch.device("meta"):
+        model = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="is on the meta device"):
+        breakdown(model, torch.optim.SGD(model.parameters()), loss_fn, None)
