@@ -15,6 +15,7 @@
                        schedules       learning rates as functions of the step
                        callbacks       progress bar, history, TensorBoard, checkpoints, early stop
     07_mnist           mnist           the recipe, its evaluation, a digit of one's own
+    08_gradients       gradients       hooks that remove themselves, a monitor, own gradients, FGSM
     09_memory          memory          the bytes of training: saved, alive, at the peak; predicted
     10_precision       precision       floats bit by bit, a loss scaler to read, what autocast does
     11_profiling       profiling       clocks, profiles as rows, exact counts, the roofline
