@@ -17,6 +17,7 @@
     07_mnist           mnist           the recipe, its evaluation, a digit of one's own
     08_gradients       gradients       hooks that remove themselves, a monitor, own gradients, FGSM
     09_memory          memory          the bytes of training: saved, alive, at the peak; predicted
+                       allocator       a small caching allocator; CUDA memory snapshots to read
     09_memory_savings  memory_savings  exact accumulation, checkpointing from outside, largest batch
     10_precision       precision       floats bit by bit, a loss scaler to read, what autocast does
     11_profiling       profiling       clocks, profiles as rows, exact counts, the roofline
