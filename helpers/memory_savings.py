@@ -3,6 +3,7 @@
 import functools
 import gc
 import itertools
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
@@ -123,7 +124,7 @@ class CheckpointedGroups(nn.ModuleList):
     def __init__(self, blocks: Iterable[nn.Module], size: int):
         if size < 1:
             raise ValueError(f"expected groups of at least 1 block, got {size}")
-        super().__init__(blocks)
+        super().__init__(blocks.plain() if isinstance(blocks, CheckpointedGroups) else blocks)
         self.size = size
 
     def __iter__(self) -> Iterator[Callable[[Tensor], Tensor]]:
@@ -139,6 +140,17 @@ def _run(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
     for block in blocks:
         x = block(x)
     return x
+
+
+def group_peak(layers: int, ratio: float, size: int) -> float:
+    """Return the most that is alive in backward with groups of `size` blocks, in block inputs.
+
+    ratio: what a block keeps inside, divided by the size of its input. Alive are the inputs of all
+    groups, and the inside of the one group that is recomputed.
+    """
+    if not 1 <= size <= layers:
+        raise ValueError(f"expected a group of 1 to {layers} blocks, got {size}")
+    return math.ceil(layers / size) + size * ratio
 
 
 # ---- offload

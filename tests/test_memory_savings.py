@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from helpers import memory_savings, models
-from helpers.memory import SavedTensors
+from helpers.memory import PeakMemory, SavedTensors
 from helpers.memory_savings import (
     Checkpointed,
     CheckpointedGroups,
@@ -203,6 +203,34 @@ def test_groups_give_the_same_bits_and_keep_names_and_places(size):
     assert_equal(step(model, batch), want)
 
 
+@pytest.mark.parametrize(
+    ("layers", "ratio", "size", "peak"),
+    [(16, 1, 4, 8), (16, 1, 1, 17), (16, 1, 16, 17), (8, 16, 1, 24), (8, 16, 3, 51)],
+)
+def test_peak_of_groups(layers, ratio, size, peak):
+    assert memory_savings.group_peak(layers, ratio, size) == peak
+
+
+def test_the_peak_of_groups_is_that_of_a_step():
+    """Up to what is the same for all sizes: weights, their gradients, the end of the model."""
+    model, batch = gpt(layers=8), tokens(16)
+    unit = batch.numel() * 4 * 16
+    rest = []
+    for size in (1, 2, 4):
+        model.blocks = CheckpointedGroups(model.blocks, size)
+        step(model, batch)
+        with PeakMemory(model, batch) as memory:
+            step(model, batch)
+        rest.append(memory.peak / unit - memory_savings.group_peak(8, PER_TOKEN / 64, size))
+    assert max(rest) - min(rest) < 4  # the MLP's gradient, which is there for a moment
+
+
+@pytest.mark.parametrize("size", [0, 9])
+def test_groups_are_not_larger_than_the_model(size):
+    with pytest.raises(ValueError, match="expected a group of 1 to 8 blocks"):
+        memory_savings.group_peak(8, 1, size)
+
+
 def test_groups_need_a_block():
     with pytest.raises(ValueError, match="groups of at least 1 block, got 0"):
         CheckpointedGroups([], 0)
@@ -263,7 +291,10 @@ def test_removing_restores_everything():
 
 def test_a_second_change_is_refused():
     model = gpt()
-    with Checkpointed(model.blocks[:1]), pytest.raises(ValueError, match="forward is replaced already: Block"):
+    with (
+        Checkpointed(model.blocks[:1]),
+        pytest.raises(ValueError, match="forward is replaced already: Block"),
+    ):
         Checkpointed(model.blocks)
     assert all("forward" not in vars(block) for block in model.blocks)
 

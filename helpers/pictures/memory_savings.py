@@ -1,0 +1,45 @@
+"""Chapter 09, drawn: the live bytes of training steps, and the peak by the size of groups."""
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+
+from helpers.memory_savings import group_peak
+from helpers.pictures.draw import BLUE, GRAY, GREEN, ORANGE, PINK, YELLOW
+
+COLORS = (BLUE, ORANGE, GREEN, PINK, YELLOW)
+
+
+def draw_steps(ax: Axes, timelines: Mapping[str, Sequence[tuple[str, int]]]) -> None:
+    """Draw the live bytes of each training step from its start (0) to its end (1).
+
+    timelines: name -> `PeakMemory.timeline`. The steps have different numbers of operations, so
+    that the place of an operation is its share of the step.
+    """
+    for (name, timeline), color in zip(timelines.items(), COLORS, strict=False):
+        megabytes = [live / 1e6 for _, live in timeline]
+        place = [i / (len(megabytes) - 1) for i in range(len(megabytes))]
+        ax.plot(place, megabytes, color=color, linewidth=1, label=name)
+        top = max(megabytes)
+        ax.plot(place[megabytes.index(top)], top, "o", color=color, markersize=4)
+    ax.set(xlim=(0, 1), ylim=(0, None), xlabel="operations of one step", ylabel="MB")
+    ax.set_xticks([0, 1], ["first", "last"])
+    ax.legend(frameon=False, fontsize=9)
+
+
+def draw_groups(ax: Axes, layers: int, ratio: int) -> None:
+    """Draw `group_peak` and its two parts for all sizes, and mark the best."""
+    sizes = list(range(1, layers + 1))
+    inputs = [group_peak(layers, 0, size) for size in sizes]
+    inside = [size * ratio for size in sizes]
+    total = [group_peak(layers, ratio, size) for size in sizes]
+    best = total.index(min(total))
+
+    ax.plot(sizes, inputs, "--", color=BLUE, linewidth=1, label="inputs")
+    ax.plot(sizes, inside, "--", color=ORANGE, linewidth=1, label="one group")
+    ax.plot(sizes, total, color=GRAY, linewidth=1.6, label="peak")
+    ax.plot(sizes[best], total[best], "o", color=GREEN)
+    ax.axhline(layers * ratio, color=PINK, linewidth=1, label="plain")
+    ax.set(xscale="log", yscale="log", xlabel="k", xlim=(0.9, layers * 1.1))
+    ax.set_title(f"n = {layers}   r = {ratio}   best k = {sizes[best]}", fontsize=10)
+    ax.legend(frameon=False, fontsize=8, ncols=2)

@@ -1,0 +1,81 @@
+import math
+
+import pytest
+import torch
+
+from helpers.exercises import check
+
+
+def updates(samples, micro_batch, group):
+    return [min(micro_batch * group, samples - i) for i in range(0, samples, micro_batch * group)]
+
+
+def weights(targets):
+    counts = [t.ne(-100).sum().item() for t in targets]
+    return [count / sum(counts) for count in counts]
+
+
+def best_group(layers, ratio):
+    best = 1
+    for size in range(2, layers + 1):
+        if math.ceil(layers / size) + size * ratio < math.ceil(layers / best) + best * ratio:
+            best = size
+    return best
+
+
+class Recompute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, function, x):
+        ctx.function = function
+        ctx.save_for_backward(x)
+        return function(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            y = ctx.function(x)
+        return None, torch.autograd.grad(y, x, gradient)[0]
+
+
+class WithoutGradient(Recompute):
+    @staticmethod
+    def backward(ctx, gradient):
+        return None, gradient
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("updates", updates),
+        ("weights", weights),
+        ("best_group", best_group),
+        ("checkpoint", Recompute.apply),
+    ],
+)
+def test_right_answers(name, answer, capsys):
+    check(f"memory_savings.{name}", answer)
+    assert capsys.readouterr().out.startswith("✓")
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "words"),
+    [
+        ("updates", lambda n, b, k: [b * k] * (n // (b * k)), "case 2"),  # the tail is lost
+        ("updates", lambda n, b, k: [b * k] * math.ceil(n / (b * k)), "case 2"),
+        ("weights", lambda targets: [1 / len(targets)] * len(targets), "case 2"),
+        ("weights", lambda ts: [len(t) / sum(map(len, ts)) for t in ts], "case 2"),
+        ("weights", lambda ts: [t.gt(0).sum().item() / 8 for t in ts], "case"),
+        ("best_group", lambda layers, ratio: round(layers**0.5), "case 2"),
+        ("best_group", lambda layers, ratio: round((layers / ratio) ** 0.5), "case"),
+        ("checkpoint", lambda function, x: function(x), "case 1"),  # right, but keeps everything
+        ("checkpoint", lambda function, x: function(x.detach()), "case 1"),
+        ("checkpoint", WithoutGradient.apply, "case 1"),
+        ("checkpoint", lambda function, x: ..., "not answered yet"),
+        ("updates", lambda n, b, k: ..., "not answered yet"),
+    ],
+)
+def test_wrong_answers(name, answer, words, capsys):
+    check(f"memory_savings.{name}", answer)
+    out = capsys.readouterr().out
+    assert out.startswith("✗") and words in out

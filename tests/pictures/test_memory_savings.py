@@ -1,0 +1,24 @@
+from helpers.pictures import memory_savings as pictures
+
+
+def test_steps_share_one_axis_and_each_marks_its_peak(ax):
+    pictures.draw_steps(
+        ax,
+        {
+            "plain": [("a", 1_000_000), ("b", 5_000_000), ("c", 2_000_000)],
+            "lean": [("a", 1_000_000), ("b", 3_000_000)],
+        },
+    )
+    plain, plain_top, lean, lean_top = ax.lines
+    assert list(plain.get_xdata()) == [0, 0.5, 1] and list(plain.get_ydata()) == [1, 5, 2]
+    assert [line.get_ydata()[0] for line in (plain_top, lean_top)] == [5, 3]
+    assert list(lean.get_xdata()) == [0, 1]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["plain", "lean"]
+
+
+def test_the_best_group_is_marked(ax):
+    pictures.draw_groups(ax, layers=64, ratio=1)
+    assert "best k = 8" in ax.get_title()  # the square root
+    ax.clear()
+    pictures.draw_groups(ax, layers=16, ratio=16)
+    assert "best k = 1" in ax.get_title()
