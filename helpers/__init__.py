@@ -18,6 +18,7 @@
     08_gradients       gradients       hooks that remove themselves, a monitor, own gradients, FGSM
     09_memory          memory          the bytes of training: saved, alive, at the peak; predicted
                        allocator       a small caching allocator; CUDA memory snapshots to read
+                       budget          the bytes of a GPT's step by formula, part by part
     09_memory_savings  memory_savings  exact accumulation, checkpointing from outside, largest batch
     10_precision       precision       floats bit by bit, a loss scaler to read, what autocast does
     11_profiling       profiling       clocks, profiles as rows, exact counts, the roofline

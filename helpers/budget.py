@@ -1,0 +1,210 @@
+"""Chapter 09: the bytes of a training step of a GPT, from its sizes alone, without making it."""
+
+
+def block_bytes(
+    *, micro_batch: int, context: int, heads: int, width: int, precision: str, attention: str
+) -> dict[str, int]:
+    """Return what one block of the GPT saves for backward, in bytes; see `step_bytes`.
+
+    input: x, [B, T, C]. attention: norm, qkv, attention and projection. scores: the part of it
+    that grows with the square of the context. mlp: norm, two layers, GELU. Weights do not count.
+    """
+    if width % heads:
+        raise ValueError(f"width {width} cannot be split into {heads} heads")
+
+    tokens = micro_batch * context
+    stream = {"fp32": 4, "amp": 4, "bf16": 2}[precision] * tokens * width  # of x
+    operand = {"fp32": 4, "amp": 2, "bf16": 2}[precision] * tokens * width  # of a matrix product
+    # a norm saves its input, and of each token the mean and 1 / deviation
+    statistics = {"fp32": 8, "amp": 8, "bf16": 4}[precision] * tokens
+
+    if attention == "fused":
+        # q, k, v as the one output of qkv; the logarithm of each row's sum, in float32; the result
+        scores = 0
+        attended = 3 * operand + 4 * heads * tokens + operand
+    else:
+        # q, k (scaled) and v, copied to float32; the probabilities of all pairs; the result.
+        # In float32 nothing is cast: with one sequence or one head, v is a view of all of qkv
+        scores = {"matrix": 4}[attention] * heads * tokens * context
+        view = precision == "fp32" and (micro_batch == 1 or heads == 1)
+        attended = 3 * 4 * tokens * width + (2 * operand if view else 0) + scores + operand
+    return {
+        "input": stream,
+        # the output of the norm is the input of qkv; the result is the input of the projection
+        "attention": statistics + operand + attended,
+        "scores": scores,
+        # x after attention, the norm; GELU saves its input, the last layer GELU's output
+        "mlp": stream + statistics + operand + 4 * operand + 4 * operand,
+    }
+
+
+def step_bytes(
+    *,
+    vocabulary: int,
+    context: int,
+    layers: int,
+    heads: int,
+    width: int,
+    micro_batch: int,
+    precision: str = "fp32",
+    optimizer: str = "adam",
+    attention: str = "fused",
+    checkpointing: str = "none",
+    accumulation: int = 1,
+    gpus: int = 1,
+) -> dict[str, dict[str, int]]:
+    """Return what one GPU holds at seven moments of a step of `helpers.models.GPT`, in bytes.
+
+    {"forward": {"parameters": …, "activations": …, …}, "loss": {…}, …}: at each moment the parts
+    add up to the bytes alive; the largest sum is the peak (see `peak_bytes`). In order of time:
+
+    forward       the loss has just been computed, all activations are there
+    loss          backward begins: the gradient of the logits is computed
+    head          the gradient of the token matrix, which is also the output layer's weight
+    last block    backward in the block next to the loss, where the fewest activations are freed
+    first block   backward in the block next to the input, where almost all gradients are there
+    embeddings    the second gradient of the token matrix, from the embedding
+    update        the optimizer's step
+
+    vocabulary, context, layers, heads, width: the sizes of the model, as in `GPTConfig`; dropout 0.
+    micro_batch: sequences at once on one GPU, each as long as `context`.
+    precision: "fp32"; "amp": float32 weights under autocast to bfloat16 or float16; "bf16": all.
+    optimizer: "none", "sgd", "momentum", "adam" (or AdamW, as PyTorch runs it on a GPU: with
+        foreach), "fused adam" (with `fused=True`).
+    attention: "fused", or "matrix": the scores of all pairs in memory (`SDPBackend.MATH`).
+    checkpointing: "none", or "blocks": `torch.utils.checkpoint` around every block.
+    accumulation: micro-batches for each update. gpus: under DDP; more than one adds its buckets.
+
+    Counted are the bytes of tensors, in a loop that is no longer in its first step, frees the
+    gradients after it (`zero_grad()`), and keeps no logits: `loss = loss_fn(model, batch)`. Not
+    counted: what the CUDA context and its libraries take, scratch memory inside operations,
+    what the caching allocator rounds up or cannot use. On a GPU the fused kernels may pad heads
+    and their statistics, and layer norm keeps its statistics in float32 for "bf16", too.
+    """
+    if min(vocabulary, context, layers, heads, width, micro_batch, accumulation, gpus) < 1:
+        raise ValueError("every size must be at least 1")
+
+    number = {"fp32": 4, "amp": 4, "bf16": 2}[precision]  # bytes of a weight
+    half = {"fp32": 4, "amp": 2, "bf16": 2}[precision]  # of a number in a matrix product
+    tokens = micro_batch * context
+
+    # ---- what stays from step to step
+    matrix = vocabulary * width  # of the tokens: input and output share it
+    square = width * width
+    block = 12 * square + 13 * width  # qkv 3, projection 1, MLP 4 + 4; biases 9, norms 4
+    count = matrix + context * width + layers * block + 2 * width
+    parameters = number * count
+    state = {"none": 0, "sgd": 0, "momentum": 1, "adam": 2, "fused adam": 2}[optimizer] * parameters
+    gradients = parameters
+    buckets = parameters if gpus > 1 else 0  # DDP copies gradients to them and back
+    kept = gradients if accumulation > 1 else 0  # those of earlier micro-batches
+
+    # ---- activations: of the blocks, of the last norm; indices are int64
+    saved = block_bytes(
+        micro_batch=micro_batch,
+        context=context,
+        heads=heads,
+        width=width,
+        precision=precision,
+        attention=attention,
+    )
+    stream = saved["input"]
+    inside = saved["attention"] + saved["mlp"]
+    recomputed = {"none": 0, "blocks": inside}[checkpointing]  # of a block, in backward
+    blocks = layers * (stream + inside - recomputed)
+    operand = half * tokens * width
+    statistics = 2 * number * tokens
+    last_norm = stream + statistics + operand  # its output is the input of the head
+    batch = 2 * 8 * tokens
+    indices = batch + 8 * context + number  # and the number that the mean is divided by
+    logits = number * tokens * vocabulary  # their log-softmax is float32 under autocast, too
+
+    # ---- autocast casts each weight once and saves the copy; backward frees it, block by block
+    cast = 2 if precision == "amp" else 0
+    block_copies = cast * 12 * square
+    head_copy = cast * matrix
+    copies = layers * (0 if recomputed else block_copies)
+
+    # ---- what lives only for a moment
+    # forward: the logits, and under autocast their float32 twin, beside the log-softmax; or, where
+    # nothing inside of a block is saved, the inside of the last block
+    at_loss = half * tokens * vocabulary + (logits if cast else 0)
+    in_block = 2 * stream + 12 * operand - last_norm - cast * (matrix + 4 * square)
+    all_copies = cast * (layers * (12 * square + 9 * width) + matrix)
+    # backward of the MLP: the gradients of the block's output (under autocast also cast), of the
+    # output of GELU, and of the last weight. By then the block has been recomputed. Backward of
+    # attention: the gradients of the probabilities and of the scores; what the MLP saved is gone.
+    # Backward of qkv, for few tokens: all weights' gradients; only the first norm is left.
+    finished = 0 if kept else 9 * number * square
+    in_mlp = stream + cast * tokens * width + 4 * operand + 4 * half * square
+    in_attention = 2 * saved["scores"] - 10 * operand - statistics + finished - 9 * cast * square
+    in_qkv = finished + (3 * number - 9 * cast) * square + statistics - inside
+    in_backward = max(in_mlp, in_attention, in_qkv + stream + (stream if cast else 5 * operand))
+    shared = number * matrix  # the gradient of the matrix that input and output share
+
+    always = {"parameters": parameters, "optimizer": state, "buckets": buckets}
+    return {
+        "forward": {
+            **always,
+            "gradients": kept,
+            "copies": all_copies,
+            "activations": blocks + last_norm + indices,
+            "loss": logits + at_loss,
+            "temporary": max(in_block - logits - at_loss, 0) if recomputed else 0,
+        },
+        "loss": {
+            **always,
+            "gradients": kept,
+            "copies": copies + head_copy,
+            "activations": blocks + last_norm + indices,
+            "loss": 3 * logits,  # log-softmax, its gradient, the gradient of the logits
+            "temporary": 0,
+        },
+        "head": {
+            **always,
+            "gradients": kept,
+            "copies": copies + head_copy,
+            "activations": blocks + last_norm + indices,
+            "loss": half * tokens * vocabulary,
+            "temporary": half * matrix + operand,
+        },
+        "last block": {
+            **always,
+            "gradients": kept + shared,
+            "copies": layers * block_copies if not recomputed else block_copies,
+            "activations": blocks + recomputed + indices,
+            "loss": 0,
+            "temporary": in_backward,
+        },
+        "first block": {
+            **always,
+            "gradients": kept + shared if kept else gradients - number * (context * width + block),
+            "copies": block_copies,
+            "activations": stream + inside + indices,
+            "loss": 0,
+            "temporary": in_backward,
+        },
+        "embeddings": {
+            **always,
+            "gradients": gradients,
+            "copies": 0,
+            "activations": indices,
+            "loss": 0,
+            # the second gradient of the matrix, and the sum of both: a third tensor, or after a
+            # cast written into the first
+            "temporary": shared + (stream if cast else shared) + (shared if kept else 0),
+        },
+        "update": {
+            **always,
+            "gradients": gradients,
+            "copies": 0,
+            "activations": batch,
+            "loss": 0,
+            "temporary": parameters if optimizer == "adam" else 0,
+        },
+    }
+
+
+def peak_bytes(**sizes: int | str) -> int:
+    """Return the most bytes that a step holds at once; the arguments are those of `step_bytes`."""
+    return max(sum(parts.values()) for parts in step_bytes(**sizes).values())
