@@ -1,0 +1,114 @@
+"""Chapter 09, exercises: bytes that stay, bytes that backward needs, a leak, segments."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from helpers.exercises.harness import Exercise
+from helpers.memory import SavedTensors
+
+# ---- 1: what does not depend on the batch
+
+
+def fixed_bytes(model: nn.Module, states: int) -> int:
+    """Return the bytes of parameters, gradients and `states` tensors of state a parameter."""
+    total = 0
+    for parameter in model.parameters():
+        copies = 2 + states if parameter.requires_grad else 1
+        total += copies * parameter.nbytes
+    return total
+
+
+def _models() -> list[tuple[nn.Module, int]]:
+    plain = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3, bias=False))
+    frozen = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+    frozen[0].requires_grad_(False)
+    tied = nn.Sequential(nn.Embedding(7, 5), nn.Linear(5, 7, bias=False))
+    tied[1].weight = tied[0].weight
+    half = nn.Linear(8, 8).to(torch.bfloat16)
+    mixed = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).double())
+    return [(plain, 0), (plain, 2), (frozen, 1), (frozen, 2), (tied, 2), (half, 2), (mixed, 1)]
+
+
+# ---- 2: what backward needs
+
+
+def mlp_saved(batch: int, sizes: Sequence[int], activation: type[nn.Module]) -> int:
+    """Return the bytes that autograd saves, without the parameters, as PyTorch does it."""
+    layers: list[nn.Module] = []
+    for fan_in, fan_out in zip(sizes, sizes[1:], strict=False):
+        layers += [nn.Linear(fan_in, fan_out), activation()]
+    model = nn.Sequential(*layers[:-1])
+    with SavedTensors(exclude=model.parameters()) as saved:
+        _out = model(torch.zeros(batch, sizes[0]))
+    return saved.bytes
+
+
+def _mlps() -> list[tuple[int, list[int], type[nn.Module]]]:
+    return [
+        (2, [3, 4, 5], nn.ReLU),
+        (2, [3, 4, 5], nn.GELU),
+        (1, [8, 8, 8, 8], nn.ReLU),
+        (7, [6, 16, 9, 2], nn.GELU),
+        (5, [10, 3], nn.ReLU),
+        (5, [10, 3], nn.GELU),
+    ]
+
+
+# ---- 3: a leak
+
+
+def validation_losses(
+    model: nn.Module, loss_fn: Callable[..., Tensor], batches: list[tuple[Tensor, Tensor]]
+) -> list[float]:
+    """Return the loss of each batch as a float, without a graph."""
+    with torch.no_grad():
+        return [loss_fn(model(x), y).item() for x, y in batches]
+
+
+def _watched(answer: Callable) -> Callable[..., tuple[list, int]]:
+    """Return the losses with the bytes that are saved for backward afterwards."""
+
+    def run(sizes: list[int]) -> tuple[list, int] | object:
+        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+        batches = [(torch.randn(n, 6), torch.randint(0, 3, (n,))) for n in sizes]
+        with SavedTensors() as saved:
+            losses = answer(model, nn.functional.cross_entropy, batches)
+        if losses is ...:
+            return ...
+        return [losses[k] for k in range(len(losses))], saved.bytes
+
+    return run
+
+
+def _batches() -> list[tuple[list[int]]]:
+    return [([4, 4, 4],), ([1],), ([5, 3, 7, 2],), ([],)]
+
+
+# ---- 4: segments
+
+
+def segment_bytes(size: int) -> int:
+    """Return how many bytes PyTorch's allocator gets from CUDA for a first tensor of `size`."""
+    mib = 2**20
+    rounded = -(-size // 512) * 512
+    if rounded <= mib:
+        return 2 * mib
+    if rounded < 10 * mib:
+        return 20 * mib
+    return -(-rounded // (2 * mib)) * 2 * mib
+
+
+def _sizes() -> list[tuple[int]]:
+    mib = 2**20
+    sizes = [1, 512, 513, mib, mib + 1, 3 * mib, 10 * mib - 1, 10 * mib, 10 * mib + 1]
+    return [(size,) for size in [*sizes, 12 * mib, 20 * mib + 512, 1_000_000_000]]
+
+
+EXERCISES = {
+    "fixed_bytes": Exercise(reference=fixed_bytes, cases=_models),
+    "mlp_saved": Exercise(reference=mlp_saved, cases=_mlps),
+    "validation_losses": Exercise(reference=validation_losses, cases=_batches, through=_watched),
+    "segment_bytes": Exercise(reference=segment_bytes, cases=_sizes),
+}
