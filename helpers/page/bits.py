@@ -21,7 +21,8 @@ class Format:
 
     exponent, mantissa: bits of each field. bias: what is subtracted from the exponent field.
     infinities: with all exponent bits 1 there are infinities and NaN; otherwise only the pattern of
-    all ones is special, a NaN. unused: bits on the right that are there and do not count.
+    all ones after the sign is special, a NaN, and what is too large becomes the largest value.
+    unused: bits on the right that are there and do not count.
     """
 
     name: str
@@ -37,30 +38,28 @@ class Format:
         field, fraction = divmod(size, 2**self.mantissa)
         sign = -1.0 if negative else 1.0
         if size > self._largest:
-            return sign * math.inf if size == self._overflow and self.infinities else math.nan
+            return sign * math.inf if size == self._top else math.nan
         digits = fraction + (2**self.mantissa if field else 0)
         return sign * math.ldexp(digits, max(field, 1) - self.bias - self.mantissa)
 
     def encode(self, value: float) -> int:
-        """Return the pattern of the nearest value, of two equally near ones the even pattern.
-
-        What is too large becomes infinity, or NaN in a format without infinities.
-        """
+        """Return the pattern of the nearest value, of two equally near ones the even pattern."""
         sign = self._sign if math.copysign(1, value) < 0 else 0
+        if value == 0:
+            return sign
         if math.isnan(value):
             return sign + self._nan
         if math.isinf(value):
-            return sign + self._overflow
+            return sign + self._top
         exponent = max(math.frexp(value)[1] - 1, 1 - self.bias)
         steps = round(math.ldexp(abs(value), self.mantissa - exponent))  # a half to even
         size = (exponent + self.bias - 1) * 2**self.mantissa + steps
-        return sign + (size if size <= self._largest else self._overflow)
+        return sign + (size if size <= self._largest else self._top)
 
     def above(self, pattern: int) -> int | None:
         """Return the pattern of the next value above, None where there is none."""
         negative, size = divmod(pattern, self._sign)
-        top = self._overflow if self.infinities else self._largest
-        if size > top or (size == top and not negative):
+        if size > self._top or (size == self._top and not negative):
             return None
         if negative:
             return pattern - 1 if size else 1
@@ -87,12 +86,13 @@ class Format:
         return self._sign - 2 - (2**self.mantissa - 1 if self.infinities else 0)
 
     @property
-    def _overflow(self) -> int:
-        return self._largest + 1  # infinity; NaN in a format without
+    def _top(self) -> int:
+        """Infinity, or the largest finite value in a format without: what is too large."""
+        return self._largest + 1 if self.infinities else self._largest
 
     @property
     def _nan(self) -> int:
-        return self._overflow + (2 ** (self.mantissa - 1) if self.infinities else 0)
+        return self._top + (2 ** (self.mantissa - 1) if self.infinities else 1)
 
 
 FORMATS = (

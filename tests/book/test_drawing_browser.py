@@ -41,29 +41,6 @@ def html(monkeypatch):
     return make
 
 
-@pytest.fixture
-def open_page(chromium):
-    """Open a page with this body; at the end no script may have failed or asked the network."""
-    opened, trouble = [], []
-
-    def open_(body, style="", **options):
-        page = chromium.new_page(**{"viewport": {"width": 900, "height": 700}, **options})
-        opened.append(page)
-        page.on("console", lambda message: trouble.append(message.text))
-        page.on("pageerror", lambda error: trouble.append(str(error)))
-        page.on("request", lambda request: trouble.append(request.url))
-        page.set_content(
-            "<!doctype html><html lang=en><title>Pad</title>"
-            f"<style>{style}</style><main><h1>Pad</h1>{body}</main>"
-        )
-        return page
-
-    yield open_
-    for page in opened:
-        page.close()
-    assert trouble == []
-
-
 PREDICT = "(images) => images.map((i) => document.querySelector('.digit-pad').pad.predict(i))"
 CENTER = """([base64, width]) => {
     const drawing = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
