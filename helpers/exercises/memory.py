@@ -20,14 +20,25 @@ def fixed_bytes(model: nn.Module, states: int) -> int:
     return total
 
 
+class _Described(nn.Sequential):
+    """A model whose name fits into one line of a verdict."""
+
+    def __init__(self, description: str, *layers: nn.Module):
+        super().__init__(*layers)
+        self._description = description
+
+    def __repr__(self) -> str:
+        return self._description
+
+
 def _models() -> list[tuple[nn.Module, int]]:
-    plain = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3, bias=False))
-    frozen = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+    plain = _Described("two layers", nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3, bias=False))
+    frozen = _Described("first layer frozen", nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
     frozen[0].requires_grad_(False)
-    tied = nn.Sequential(nn.Embedding(7, 5), nn.Linear(5, 7, bias=False))
+    tied = _Described("tied weights", nn.Embedding(7, 5), nn.Linear(5, 7, bias=False))
     tied[1].weight = tied[0].weight
-    half = nn.Linear(8, 8).to(torch.bfloat16)
-    mixed = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).double())
+    half = _Described("a layer in bfloat16", nn.Linear(8, 8).to(torch.bfloat16))
+    mixed = _Described("float32 and float64", nn.Linear(3, 3), nn.Linear(3, 3).double())
     return [(plain, 0), (plain, 2), (frozen, 1), (frozen, 2), (tied, 2), (half, 2), (mixed, 1)]
 
 
