@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
+from torch.optim.optimizer import _foreach_supported_types as optimizer_types
+from torch.utils._foreach_utils import _foreach_supported_types as norm_types
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_iter
 
+FOREACH_TYPES = (optimizer_types, norm_types)  # of tensors that may be updated in groups
 CATEGORIES = ("parameters", "buffers", "gradients", "optimizer", "activations", "other")
 
 
@@ -73,13 +76,19 @@ class PeakMemory(TorchDispatchMode):
     operations inside the context make counts from then on, until it is freed; other memory from
     outside never counts. Each storage counts once, with all its bytes, whoever shares it.
 
-    The numbers do not depend on the machine: they are those of tensors, not of allocators. Not
-    seen is what never becomes a tensor in Python: scratch memory inside one operation (of oneDNN,
-    cuBLAS, cuDNN, or a copy made by a kernel for itself), the rounding up of sizes by an allocator
-    (`helpers.allocator`), and storages made without an operation: by `torch.load`, by
-    `torch.UntypedStorage`, by NumPy (`torch.from_numpy` shares NumPy's memory). Code from
-    `torch.compile` runs uncompiled in here. Wrapped tensors (DTensor, quantized ones) count as
-    the tensors that they hold; mkldnn's opaque ones cannot be counted.
+    The numbers are exact and the same on every machine, because they are those of tensors. So
+    these do not count:
+    - what an operation takes and gives back before it returns: the scratch memory of oneDNN,
+      cuBLAS and cuDNN, copies that a kernel makes for itself;
+    - what an allocator adds when it rounds sizes up (`helpers.allocator`);
+    - storages made without an operation: by `torch.load`, `torch.UntypedStorage` and NumPy
+      (`torch.from_numpy` shares NumPy's memory), and the states of random generators, of which
+      checkpointing keeps one per block (5,056 bytes in the memory of the host).
+
+    It sees the backward pass as well, also the threads in which autograd runs it for a GPU, since
+    autograd hands the modes on to them; other threads it does not see. Code from `torch.compile`
+    runs uncompiled in here. Wrapped and sparse tensors count as the tensors that they hold;
+    mkldnn's opaque ones do not count.
 
     live: bytes alive now. peak: the most so far, taken after operations.
     timeline: (operation, live bytes right after it); the first entry is ("start", bytes).
@@ -101,6 +110,7 @@ class PeakMemory(TorchDispatchMode):
             raise RuntimeError("PeakMemory counts once: make a new one for another `with`")
         for thing in tree_iter(self._existing, is_leaf=_is_known):
             self._add_existing(thing)
+        self._existing = ()  # or nothing of it could be freed in here
         self._record("start")
         return super().__enter__()
 
@@ -284,6 +294,8 @@ def breakdown(
 ) -> Breakdown:
     """Predict the bytes of a training step without making it: `measure_step` on fake tensors.
 
+    loss_fn(model, batch) -> scalar loss.
+
     Fake tensors have a shape, a dtype and a device, but no memory: PyTorch works out the shape of
     every result and computes none. The model, the optimizer and the batch stay as they are; they
     may be fake themselves, so that a model too large for this machine can be asked about:
@@ -293,51 +305,89 @@ def breakdown(
             tokens = torch.zeros(8, 1024, dtype=torch.int64)
         breakdown(model, torch.optim.AdamW(model.parameters()), loss_fn, tokens)
 
-    loss_fn(model, batch) -> scalar loss; all its tensors come from its two arguments.
-    The prediction equals `measure_step` to the byte where both choose the same operations; code
-    that looks at the values of tensors (`if x.max() > 1`) raises PyTorch's error.
-    Raises ValueError for a model on the meta device.
+    The prediction equals `measure_step` to the byte where both choose the same operations. Code
+    that asks for the values of tensors (`if x.max() > 1`) raises PyTorch's error. Raises ValueError
+    for a model on the meta device.
     """
-    if any(p.is_meta for p in model.parameters()):
-        raise ValueError("the model is on the meta device: make it under FakeTensorMode instead")
-    mode = detect_fake_mode(list(model.parameters())) or FakeTensorMode(allow_non_fake_inputs=True)
-    with FakeCopyMode(mode):
-        batch = copy.deepcopy(batch)
-    with _faked(mode, model, optimizer), mode, _LikeTheCPU():
-        return measure_step(model, optimizer, loss_fn, batch)
+    with _faked(model, optimizer, batch) as fake_batch:
+        return measure_step(model, optimizer, loss_fn, fake_batch)
+
+
+def dry_run(
+    step: Callable[[nn.Module, Optimizer, Any], object],
+    model: nn.Module,
+    optimizer: Optimizer,
+    batch: Any,
+) -> PeakMemory:
+    """Return the memory of `step(model, optimizer, batch)`, whatever it does, on fake tensors.
+
+    As in `breakdown` nothing is computed or changed, and it is the second step that counts.
+    """
+    with _faked(model, optimizer, batch) as fake_batch:
+        step(model, optimizer, fake_batch)
+        with PeakMemory(model, optimizer, fake_batch) as memory:
+            step(model, optimizer, fake_batch)
+    return memory
 
 
 @contextmanager
-def _faked(mode: FakeTensorMode, model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
-    """Put fake tensors in the place of all that `model` and `optimizer` hold; then put it back."""
-    tables = [t for m in model.modules() for t in (m._parameters, m._buffers)]
-    tables = [(table, dict(table)) for table in tables]
-    groups = [(group["params"], list(group["params"])) for group in optimizer.param_groups]
-    state = optimizer.state
+def _faked(model: nn.Module, optimizer: Optimizer, batch: Any) -> Iterator[Any]:
+    """Let `model` and `optimizer` hold fake tensors for a while; yield a fake batch."""
+    if any(p.is_meta for p in model.parameters()):
+        raise ValueError("the model is on the meta device: make it under FakeTensorMode instead")
+    mode = detect_fake_mode(list(model.parameters())) or FakeTensorMode(allow_non_fake_inputs=True)
+
+    tables = [table for m in model.modules() for table in (m._parameters, m._buffers)]
+    real_tables = [dict(table) for table in tables]
+    groups = [group["params"] for group in optimizer.param_groups]
+    real_groups = [list(group) for group in groups]
+    real_state = optimizer.state
     with FakeCopyMode(mode):  # a single deepcopy: what is shared stays shared
-        held = [real for _, real in tables], [real for _, real in groups], state
-        fake_tables, fake_groups, fake_state = copy.deepcopy(held)
-    try:
-        for (table, _), fake in zip(tables, fake_tables, strict=True):
-            table.update(fake)
-        for (parameters, _), fake in zip(groups, fake_groups, strict=True):
-            parameters[:] = fake
-        optimizer.state = fake_state
-        yield
-    finally:
-        for table, real in tables:
-            table.update(real)
-        for parameters, real in groups:
-            parameters[:] = real
+        held = real_tables, real_groups, real_state, batch
+        fake_tables, fake_groups, fake_state, fake_batch = copy.deepcopy(held)
+    _keep_counters(real_state, fake_state)
+
+    def hold(in_tables: list[dict], in_groups: list[list], state: dict) -> None:
+        for table, content in zip(tables, in_tables, strict=True):
+            table.update(content)
+        for group, content in zip(groups, in_groups, strict=True):
+            group[:] = content
         optimizer.state = state
 
+    try:
+        hold(fake_tables, fake_groups, fake_state)
+        with mode, _LikeRealTensors():
+            yield fake_batch
+    finally:
+        hold(real_tables, real_groups, real_state)
 
-class _LikeTheCPU(TorchDispatchMode):
-    """Mend the one operation whose fake result has another size than the CPU's.
 
-    Batch norm of a bfloat16 input with float32 weights, as under autocast, saves the mean and the
-    deviation of each channel in float32; the fake one, in PyTorch 2.15, in bfloat16.
+def _keep_counters(real_state: dict, fake_state: dict) -> None:
+    """Let the fake copies of an optimizer's step counters know their value: it asks for them."""
+    for real, fake in zip(real_state.values(), fake_state.values(), strict=True):
+        for name, tensor in real.items():
+            if isinstance(tensor, Tensor) and tensor.ndim == 0:
+                known = tensor.constant if isinstance(tensor, FakeTensor) else tensor
+                fake[name].constant = None if known is None else known.detach().clone()
+
+
+class _LikeRealTensors(TorchDispatchMode):
+    """Mend where PyTorch 2.15 treats fake tensors in another way than real ones.
+
+    Batch norm of a bfloat16 input with float32 weights, as under autocast, keeps the mean and the
+    deviation of each channel in float32; the fake one, in bfloat16. Optimizers and
+    `clip_grad_norm_` choose their loops by the type of the tensors, with a list of known types.
     """
+
+    def __enter__(self) -> "_LikeRealTensors":
+        for types in FOREACH_TYPES:
+            types.append(FakeTensor)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for types in FOREACH_TYPES:
+            types.remove(FakeTensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))

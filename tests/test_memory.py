@@ -1,14 +1,22 @@
 import gc
+import threading
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.profiler import profile
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from helpers import models
-from helpers.memory import PeakMemory, SavedTensors, breakdown, measure_step
+from helpers.allocator import round_size
+from helpers.memory import PeakMemory, SavedTensors, breakdown, dry_run, measure_step
 
 N = 600  # elements of x and y
 
@@ -190,7 +198,206 @@ def test_one_counter_counts_once():
         pass
 
 
-# ---- breakdown: the prediction is what a real step takes
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: torch.tensor([1.0, 2.0]), 8),
+        (lambda: torch.tensor(np.ones(100)), 800),  # a copy
+        (lambda: torch.from_numpy(np.ones(100)), 0),  # NumPy's own memory
+        (lambda: torch.as_tensor(np.ones(100)) + 1, 800),
+        (lambda: torch.empty(0), 0),
+        (lambda: torch.ones(3, 1).expand(3, 1000), 12),
+        (lambda: torch.ones(10).half(), 20),
+        (lambda: [torch.ones(10).double(), torch.arange(3)], 104),
+        (lambda: torch.ones(10).detach().requires_grad_(), 40),
+        (lambda: torch.ones(4, 5).to_sparse().coalesce(), 20 * 4 + 20 * 2 * 8),
+        (lambda: torch.func.vmap(lambda row: row * 2)(torch.ones(5, 2)), 40),
+        (lambda: torch.nn.Parameter(torch.ones(7)), 28),
+        (lambda: torch.complex(torch.ones(4), torch.ones(4)), 32),
+    ],
+)
+def test_what_stays_of_an_expression(make, expected):
+    with PeakMemory() as memory:
+        kept = make()
+        assert memory.live == expected
+        del kept
+        assert memory.live == 0
+
+
+def test_inference_mode_counts_too():
+    with PeakMemory() as memory, torch.inference_mode():
+        _kept = torch.ones(10) * 2
+    assert (memory.live, memory.peak) == (40, 80)
+
+
+def test_results_written_into_given_memory_and_resized_storages():
+    with PeakMemory() as memory:
+        x, out = torch.ones(100), torch.empty(0)
+        assert memory.live == 400
+        torch.add(x, x, out=out)  # grows from nothing
+        assert memory.live == 800
+        torch.add(x, x, out=out)
+        out.resize_(10)  # PyTorch keeps the storage as large as it was
+        assert memory.live == 800 == memory.peak
+        out.resize_(1000)
+        assert memory.live == 400 + 4000
+        out.untyped_storage().resize_(0)  # as FSDP does; no operation, so it is seen at the next
+        assert memory.live == 4400
+        out.view(-1)
+        assert memory.live == 400
+    assert memory.peak == 4400
+    assert sum(memory.by_category().values()) == 4400
+
+
+def test_a_reference_cycle_keeps_memory_until_it_is_collected():
+    with PeakMemory() as memory:
+        cycle = [torch.ones(100)]
+        cycle.append(cycle)
+        del cycle
+        assert memory.live == 400
+        gc.collect()
+        assert memory.live == 0
+
+
+def test_what_was_there_can_be_freed_inside():
+    x, model = torch.ones(100), nn.Linear(10, 10)
+    with PeakMemory(x, model) as memory:
+        assert memory.live == 400 + 440
+        del x
+        assert memory.live == 440
+        del model
+        gc.collect()
+        assert memory.live == 0
+
+
+def test_a_counter_lets_go_of_all_hooks():
+    model = models.MLP(3, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(ZeroDivisionError), PeakMemory(model, optimizer):
+        raise ZeroDivisionError
+    assert not model[0].weight._post_accumulate_grad_hooks
+    assert not optimizer._optimizer_step_post_hooks
+
+
+def test_purposes_in_a_step_by_hand():
+    """One weight matrix W [30, 20]; x [5, 30]; loss = (x @ W).exp().sum()."""
+    model = nn.Linear(20, 30, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    weight, y, x = 4 * 30 * 20, 4 * 5 * 30, torch.ones(5, 20)
+    with PeakMemory(model, optimizer, x) as memory:
+        memory.mark("forward")
+        loss = model(x).exp().sum()
+        after_forward = memory.by_category(len(memory.timeline) - 1)
+        memory.mark("backward")
+        loss.backward()
+        memory.mark("step")
+        optimizer.step()
+        optimizer.zero_grad()
+    assert after_forward == {
+        "parameters": weight,
+        "buffers": 0,
+        "gradients": 0,
+        "optimizer": 0,
+        "activations": y + 4,  # the result of exp, and the loss
+        "other": x.nbytes,
+    }
+    fixed = weight + x.nbytes + 4  # and the loss
+    assert memory.phases() == {
+        "forward": fixed - 4 + 2 * y,  # before and after exp
+        "backward": fixed + 4 + y + weight,  # gradients of loss, x @ W and W; exp's result is gone
+        "step": fixed + 2 * weight,  # gradient and momentum
+    }
+    assert memory.by_category() == {
+        "parameters": weight,
+        "buffers": 0,
+        "gradients": weight,
+        "optimizer": weight,
+        "activations": 4,
+        "other": x.nbytes,
+    }
+    assert memory.live == fixed + weight
+
+
+def test_gradients_add_up_in_place():
+    model, x = models.MLP(20, 30, 10), torch.ones(4, 20)
+    model(x).sum().backward()
+    weights = sum(p.nbytes for p in model.parameters())
+    with PeakMemory(model) as memory:
+        assert memory.by_category(0)["gradients"] == weights
+        for _ in range(3):
+            model(x).sum().backward()
+            assert memory.live == 2 * weights
+        model.zero_grad()
+        assert memory.live == weights
+
+
+def test_what_is_recomputed_and_what_a_policy_keeps():
+    """A block of ten layers of 400 bytes each: all kept, recomputed, or one in ten kept."""
+    w = torch.ones(100, requires_grad=True)
+
+    def block(x):
+        for _ in range(10):
+            x = x.sin()
+        return x
+
+    def policy(context, operation, *args, **kwargs):
+        kept.append(operation is torch.ops.aten.sin.default and len(kept) == 4)
+        keep, again = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE
+        return keep if kept[-1] else again
+
+    def contexts():
+        return create_selective_checkpoint_contexts(policy)
+
+    def run(x, **options):
+        return checkpoint(block, x, use_reentrant=False, **options) if options else block(x)
+
+    live = []
+    for options in ({}, {"preserve_rng_state": True}, {"context_fn": contexts}):
+        kept = []
+        with PeakMemory(w) as memory:
+            y = run(w, **options)
+            live.append(memory.live)
+            y.sum().backward()
+            gc.collect()
+            assert memory.live == 400 + 400 + 400  # w, its gradient, y
+        w.grad = None
+    assert live == [400 + 10 * 400, 400 + 400, 400 + 2 * 400]
+
+
+def test_threads_of_autograd_are_seen():
+    """Nested deeper than 60, backward goes on in threads of autograd's own, as for a GPU."""
+    threads = set()
+
+    class Watched(PeakMemory):
+        def __torch_dispatch__(self, *args, **kwargs):
+            threads.add(threading.get_ident())
+            return super().__torch_dispatch__(*args, **kwargs)
+
+    class Deep(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, depth):
+            ctx.depth = depth
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            if ctx.depth:
+                with torch.enable_grad():
+                    inner = torch.ones(100, requires_grad=True)
+                    Deep.apply(inner, ctx.depth - 1).sum().backward()
+                kept.append(inner.grad)
+            return grad * 2, None
+
+    kept = []
+    with Watched() as memory:
+        x = torch.ones(100, requires_grad=True)
+        Deep.apply(x, 70).sum().backward()
+        gc.collect()
+        assert memory.live == 400 * (1 + 1 + 70)  # x, its gradient, 70 inner gradients
+    assert len(threads) > 1
+
+
+# ---- against the profiler, which hears of every allocation on the CPU
 
 
 def mlp():
@@ -217,10 +424,10 @@ def loss_under_autocast(model, batch):
         return loss_fn(model, batch)
 
 
-def checkpointed(model):
+def checkpointed(model, **options):
     for block in getattr(model, "blocks", model):
         inner = block.forward
-        block.forward = lambda x, inner=inner: checkpoint(inner, x, use_reentrant=False)
+        block.forward = lambda x, inner=inner: checkpoint(inner, x, use_reentrant=False, **options)
     return model
 
 
@@ -232,6 +439,113 @@ OPTIMIZERS = {
     "AdamW foreach": lambda p: torch.optim.AdamW(p, foreach=True),
     "AdamW fused": lambda p: torch.optim.AdamW(p, fused=True),
 }
+
+
+MARKER = 10**9  # bytes; the allocator reserves them, nobody writes to them
+
+
+class Marked(PeakMemory):
+    """After each operation, allocate a marker that can be found among the profiler's events."""
+
+    def __init__(self, *existing):
+        super().__init__(*existing)
+        self.numbers = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given = zip(func._schema.arguments, args, strict=False)
+        self.inside = sum(str(a.type) == "Tensor" and isinstance(v, (int, float)) for a, v in given)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _record(self, operation):
+        super()._record(operation)
+        self.numbers.append(getattr(self, "inside", 0))
+        torch.empty(MARKER + len(self.timeline), dtype=torch.uint8)
+
+
+def according_to_the_profiler(run, *existing):
+    """Return (ours, the profiler's, the most inside) of the bytes added, after each operation."""
+    with profile(use_device=None, profile_memory=True) as profiler:
+        with Marked(*existing) as memory:
+            run()
+    events = [e for e in profiler.kineto_results.events() if e.name() == "[memory]"]
+    live, found, inside = 0, [], [0]
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        if abs(event.nbytes()) < MARKER:
+            live += event.nbytes()
+            inside[-1] = max(inside[-1], live)
+        elif event.nbytes() > 0:
+            found.append(live)
+            inside.append(live)
+    # `x.add_(1)`: while it runs, PyTorch holds the number 1 as a tensor of 8 bytes, unseen by us
+    found = [count - 8 * n for count, n in zip(found, memory.numbers, strict=True)]
+    start = memory.timeline[0][1]
+    return [count - start for _, count in memory.timeline], found, inside[:-1]
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "AdamW foreach"])
+@pytest.mark.parametrize("loss", [loss_fn, loss_under_autocast])
+@pytest.mark.parametrize("make", [mlp, convnet, gpt])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_profiler_agrees_after_every_operation(recompute, make, loss, optimizer):
+    torch.manual_seed(0)
+    model, batch = make()
+    if recompute:  # the state of the random generator, 5,056 bytes a block, would be unseen
+        model = checkpointed(model, preserve_rng_state=False)
+    optimizer = OPTIMIZERS[optimizer](model.parameters())
+    measure_step(model, optimizer, loss, batch)  # warm up
+    optimizer.zero_grad()
+
+    def step():
+        loss(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    ours, theirs, inside = according_to_the_profiler(step, model, optimizer, batch)
+    assert ours == theirs
+    assert len(ours) > 50
+    assert all(count <= most for count, most in zip(ours, inside, strict=True))
+
+
+def test_the_profiler_sees_the_scratch_memory_that_we_do_not():
+    x, weight = torch.ones(2, 8, 16, 16), torch.ones(8, 8, 3, 3)
+    odd = torch.ones(64, 64).t()[::2]
+    run = {
+        "convolution": lambda: F.conv2d(x, weight),  # oneDNN's; depends on the processor
+        "contiguous": lambda: odd.softmax(1),  # softmax copies a strided input for itself
+    }
+    for name, call in run.items():
+        call()
+        ours, theirs, inside = according_to_the_profiler(call, x, weight, odd)
+        assert ours == theirs
+        if name == "contiguous":
+            assert max(inside) == max(ours) + odd.nbytes
+
+
+@pytest.mark.gpu
+def test_cuda_s_allocator_agrees_after_every_operation():
+    """`memory_allocated` counts the same storages, each rounded up to 512 bytes (below 1 MiB)."""
+    differences = []
+
+    class Compared(PeakMemory):
+        def _record(self, operation):
+            super()._record(operation)
+            rounded = sum(round_size(b.bytes) for b in self._alive.values() if b.bytes)
+            differences.append(torch.cuda.memory_allocated() - rounded)
+
+    torch.manual_seed(0)
+    model, (x, y) = mlp()
+    model, batch = model.cuda(), (x.cuda(), y.cuda())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    measured = measure_step(model, optimizer, loss_fn, batch)  # warm up: workspaces stay allocated
+    optimizer.zero_grad()
+    with Compared(model, optimizer, batch):
+        loss_fn(model, batch).backward()
+        optimizer.step()
+    assert len(set(differences)) == 1 and differences[0] >= 0
+    assert breakdown(model, optimizer, loss_fn, batch) == measured
+
+
+# ---- breakdown: the prediction is what a real step takes
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -249,7 +563,105 @@ def test_the_prediction_equals_a_real_step(make, change, loss, optimizer):
     assert predicted.memory.timeline == measured.memory.timeline
 
 
-def test_a_model_without_memory_or_shape_of_its_own_is_refused():
+def test_a_prediction_changes_nothing():
+    torch.manual_seed(0)
+    model, batch = convnet()  # with dropout and batch norm
+    optimizer = torch.optim.Adam(model.parameters())
+    loss_fn(model, batch).backward()
+    optimizer.step()
+    before = [t.clone() for t in (*model.parameters(), *model.buffers())]
+    held = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters())]
+    state, rng = optimizer.state, torch.get_rng_state()
+    breakdown(model, optimizer, loss_fn, batch)
+
+    def broken(model, batch):
+        model(batch[0])
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        breakdown(model, optimizer, broken, batch)
+    now = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters())]
+    assert all(a is b for a, b in zip(held, now, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, now, strict=False))
+    assert optimizer.state is state and all(s["step"] == 1 for s in state.values())
+    assert {id(p) for p in optimizer.param_groups[0]["params"]} == set(map(id, model.parameters()))
+    assert torch.equal(rng, torch.get_rng_state())
+    loss_fn(model, batch).backward()  # and training goes on
+    optimizer.step()
+
+
+def test_parts_of_a_breakdown_by_formula():
+    sizes, batch = (30, 64, 16, 5), 7
+    model = models.MLP(*sizes)
+    x, y = torch.ones(batch, sizes[0]), torch.zeros(batch, dtype=torch.int64)
+    weights = 4 * sum(a * b + b for a, b in zip(sizes, sizes[1:], strict=False))
+    got = breakdown(model, torch.optim.Adam(model.parameters()), loss_fn, (x, y))
+    assert (got.parameters, got.gradients, got.buffers) == (weights, weights, 0)
+    assert got.optimizer == 2 * weights + 4 * 6  # and a counter for each of six tensors
+    assert got.inputs == 4 * batch * 30 + 8 * batch
+    # results of ReLU, log-softmax, the loss and its total weight; the batch counts as inputs
+    assert got.activations == 4 * batch * (64 + 16 + 5) + 4 + 4
+    assert got.total == 4 * weights + 4 * 6 + got.inputs + got.activations
+    frozen = models.MLP(*sizes).requires_grad_(False)
+    frozen[-1].requires_grad_()
+    some = breakdown(frozen, torch.optim.Adam(frozen[-1].parameters()), loss_fn, (x, y))
+    assert (some.parameters, some.gradients) == (weights, 4 * (16 * 5 + 5))
+
+
+def test_the_activations_are_what_autograd_saves():
+    model, batch = gpt()
+    with SavedTensors(exclude=[*model.parameters(), *batch]) as saved:
+        loss = loss_fn(model, batch)
+    got = breakdown(model, torch.optim.SGD(model.parameters()), loss_fn, batch)
+    assert got.activations == saved.bytes + loss.nbytes
+
+
+def test_a_model_of_a_size_that_fits_nowhere():
+    with FakeTensorMode():
+        config = models.GPTConfig(vocabulary=50_304, context=2048, layers=2, heads=96, width=12_288)
+        model = models.GPT(config)
+        tokens = torch.zeros(512, 2049, dtype=torch.int64)
+    batch = tokens[:, :-1], tokens[:, 1:]
+    got = breakdown(model, torch.optim.AdamW(model.parameters()), loss_fn, batch)
+    count = models.count_parameters(model)
+    tensors = len(list(model.parameters()))
+    assert got.parameters == got.gradients == 4 * count > 17e9
+    assert got.optimizer == 2 * got.parameters + 4 * tensors
+    assert got.peak > 2**40
+
+
+def accumulated(model, optimizer, batch):
+    for x, y in zip(*(t.chunk(4) for t in batch), strict=True):
+        (loss_fn(model, (x, y)) / 4).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_any_step_can_be_predicted():
+    torch.manual_seed(0)
+    model, batch = mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+    predicted = dry_run(accumulated, model, optimizer, batch)
+    accumulated(model, optimizer, batch)
+    with PeakMemory(model, optimizer, batch) as measured:
+        accumulated(model, optimizer, batch)
+    assert predicted.timeline == measured.timeline and predicted.peak == measured.peak
+    assert predicted.by_category() == measured.by_category()
+
+
+def test_looking_at_values_is_refused_by_pytorch():
+    model, batch = mlp()
+
+    def looks(model, batch):
+        loss = loss_fn(model, batch)
+        return loss if loss > 1 else 2 * loss
+
+    with pytest.raises(Exception, match="_local_scalar_dense"):
+        breakdown(model, torch.optim.SGD(model.parameters()), looks, batch)
+
+
+def test_a_model_on_the_meta_device_is_refused():
     with torch.device("meta"):
         model = nn.Linear(2, 2)
     with pytest.raises(ValueError, match="is on the meta device"):
