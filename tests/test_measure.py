@@ -41,6 +41,31 @@ def test_training_overhead(benchmark, monkeypatch):
     assert len(record.rows) == 2 and all(len(r["lightning_ratio"]) == 3 for r in record.rows)
 
 
+def test_memory_is_predicted_and_measured(benchmark, monkeypatch):
+    memory = benchmark("memory")
+    monkeypatch.setattr(memory, "REPEATS", 3)
+    sizes = {
+        "MLP": {"width": 16, "blocks": 2, "batch": 64},
+        "ConvNet": {"width": 2, "batch": 8},
+        "GPT": {"layers": 2, "width": 64, "context": 8, "vocabulary": 20, "batch": 64},
+    }
+    monkeypatch.setattr(memory, "SIZES", {"cpu": sizes})
+    monkeypatch.setattr(memory, "WAYS", ("plain", "all three"))
+    record = memory.measure(CPU)
+    assert len(record.rows) == 6
+    for row in record.rows:
+        assert row["predicted"] == row["tensors"] <= row["allocator"]
+    slower = [row["slowdown"] for row in record.rows if row["way"] == "plain"]
+    assert slower == [[1, 1, 1]] * 3
+    gpt = {row["way"]: row["tensors"] for row in record.rows if row["model"] == "GPT"}
+    assert gpt["all three"] < gpt["plain"]
+
+
+def test_memory_is_recorded_where_it_can_be(benchmark):
+    with pytest.raises(RuntimeError, match="recorded on cpu and cuda, got meta"):
+        benchmark("memory").measure(torch.device("meta"))
+
+
 @pytest.fixture
 def few(monkeypatch):
     """Forty digits in the place of full MNIST."""
