@@ -1,6 +1,18 @@
 """Chapter 09: the bytes of a training step of a GPT, from its sizes alone, without making it."""
 
 
+def parameter_count(*, vocabulary: int, context: int, layers: int, width: int) -> int:
+    """Return the number of parameters of `helpers.models.GPT`; dropout and heads add none."""
+    # qkv 3, projection 1, MLP 4 + 4; biases 3 + 1 + 4 + 1, two norms 2 + 2
+    block = 12 * width * width + 13 * width
+    return vocabulary * width + context * width + layers * block + 2 * width
+
+
+def tokens_per_update(*, context: int, micro_batch: int, accumulation: int, gpus: int) -> int:
+    """Return how many tokens all GPUs together see between two updates."""
+    return context * micro_batch * accumulation * gpus
+
+
 def block_bytes(
     *, micro_batch: int, context: int, heads: int, width: int, precision: str, attention: str
 ) -> dict[str, int]:
@@ -91,9 +103,9 @@ def step_bytes(
     # ---- what stays from step to step
     matrix = vocabulary * width  # of the tokens: input and output share it
     square = width * width
-    block = 12 * square + 13 * width  # qkv 3, projection 1, MLP 4 + 4; biases 9, norms 4
-    count = matrix + context * width + layers * block + 2 * width
-    parameters = number * count
+    parameters = number * parameter_count(
+        vocabulary=vocabulary, context=context, layers=layers, width=width
+    )
     state = {"none": 0, "sgd": 0, "momentum": 1, "adam": 2, "fused adam": 2}[optimizer] * parameters
     gradients = parameters
     buckets = parameters if gpus > 1 else 0  # DDP copies gradients to them and back
@@ -140,6 +152,7 @@ def step_bytes(
     in_attention = 2 * saved["scores"] - 10 * operand - statistics + finished - 9 * cast * square
     in_qkv = finished + (3 * number - 9 * cast) * square + statistics - inside
     in_backward = max(in_mlp, in_attention, in_qkv + stream + (stream if cast else 5 * operand))
+    below = number * (context * width + 12 * square + 13 * width)  # of positions and first block
     shared = number * matrix  # the gradient of the matrix that input and output share
 
     always = {"parameters": parameters, "optimizer": state, "buckets": buckets}
@@ -178,7 +191,7 @@ def step_bytes(
         },
         "first block": {
             **always,
-            "gradients": kept + shared if kept else gradients - number * (context * width + block),
+            "gradients": kept + shared if kept else gradients - below,
             "copies": block_copies,
             "activations": stream + inside + indices,
             "loss": 0,

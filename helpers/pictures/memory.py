@@ -4,8 +4,10 @@ from collections.abc import Mapping
 
 from matplotlib.axes import Axes
 
+from helpers import budget
 from helpers.allocator import IN_USE, CachingAllocator
 from helpers.memory import PeakMemory
+from helpers.page import calculator as page
 from helpers.pictures.draw import BLUE, GRAY, GREEN, ORANGE, PALE, PINK, YELLOW, box, frame
 
 MIB = 2**20
@@ -18,6 +20,17 @@ COLORS = {
     "activations": YELLOW,
     "other": "#BBBBBB",
 }
+# GPT-2: Radford et al. 2019, table 2. GPT-3: Brown et al. 2020, table 2.1; its attention is partly
+# sparse, which is not counted here.
+SHAPES = {
+    "GPT-2 small": (50257, 1024, 12, 12, 768),
+    "GPT-2 medium": (50257, 1024, 24, 16, 1024),
+    "GPT-2 large": (50257, 1024, 36, 20, 1280),
+    "GPT-2 XL": (50257, 1024, 48, 25, 1600),
+    "GPT-3 6.7B": (50257, 2048, 32, 32, 4096),
+    "GPT-3 175B": (50257, 2048, 96, 96, 12288),
+}
+SHAPE = ("vocabulary", "context", "layers", "heads", "width")
 
 
 def draw_timeline(ax: Axes, memory: PeakMemory, top: float | None = None) -> None:
@@ -104,3 +117,103 @@ def draw_segments(ax: Axes, memory: CachingAllocator, names: Mapping[int, str], 
     ax.text(0, 1.3, line, size=10)
     ax.text(0, 1.9, title, size=10, weight="bold")
     frame(ax, (-0.01, 1.01), (-0.2, 2.3), equal=False)
+
+
+def calculator() -> None:
+    """Show the calculator "will my training fit?": `budget.step_bytes` for any GPT."""
+    widths = [*range(64, 1024, 64), *range(1024, 4096, 128), *range(4096, 16385, 512)]
+    contexts = [*range(64, 1024, 64), *range(1024, 4096, 256), *range(4096, 16385, 1024)]
+    powers = [2**k for k in range(13)]
+    page.calculator(
+        budget.step_bytes,
+        budget.block_bytes,
+        budget.parameter_count,
+        budget.tokens_per_update,
+        presets={name: dict(zip(SHAPE, shape, strict=True)) for name, shape in SHAPES.items()},
+        sizes={
+            "vocabulary": page.Size(
+                label="vocabulary | 词表大小",
+                values=[256, 1000, 2000, 5000, 10000, 20000, 32000, 50257, 100000, 128000, 256000],
+                start=50257,
+            ),
+            "context": page.Size(
+                label="tokens in a sequence | 序列长度", values=contexts, start=1024
+            ),
+            "layers": page.Size(label="layers | 层数", values=range(1, 129), start=12),
+            "heads": page.Size(label="heads | 注意力头数", values=range(1, 129), start=12),
+            "width": page.Size(label="width | 宽度", values=widths, start=768, multiple_of="heads"),
+            "micro_batch": page.Size(
+                label="sequences in a micro-batch | 微批次里的序列数",
+                values=[*range(1, 17), *range(20, 65, 4), *range(80, 257, 16)],
+                start=8,
+            ),
+            "accumulation": page.Size(
+                label="micro-batches for each update | 每次更新累积的微批次数",
+                values=powers[:10],
+                start=1,
+            ),
+            "gpus": page.Size(label="GPUs, with DDP | GPU 数（DDP）", values=powers, start=1),
+        },
+        choices={
+            "precision": page.Choice(
+                label="precision | 精度",
+                options={
+                    "fp32": "float32 | float32",
+                    "amp": "mixed: autocast to 16 bits | 混合精度：autocast 到 16 位",
+                    "bf16": "all bfloat16 | 全部 bfloat16",
+                },
+                start="fp32",
+            ),
+            "optimizer": page.Choice(
+                label="optimizer | 优化器",
+                options={
+                    "none": "none | 无",
+                    "sgd": "SGD | SGD",
+                    "momentum": "SGD with momentum | 带动量的 SGD",
+                    "adam": "Adam, AdamW | Adam、AdamW",
+                    "fused adam": "AdamW(fused=True) | AdamW(fused=True)",
+                },
+                start="adam",
+            ),
+            "attention": page.Choice(
+                label="attention | 注意力",
+                options={
+                    "fused": "fused | 融合内核",
+                    "matrix": "writes the matrix | 写出注意力矩阵",
+                },
+                start="fused",
+            ),
+            "checkpointing": page.Choice(
+                label="activation checkpointing | 激活检查点",
+                options={"none": "off | 不用", "blocks": "every block | 每一块"},
+                start="none",
+            ),
+        },
+        moments={
+            "forward": "end of forward | 前向传播结束",
+            "loss": "gradient of the loss | 损失的梯度",
+            "head": "backward: output layer | 反向：输出层",
+            "last block": "backward: last block | 反向：最后一块",
+            "first block": "backward: first block | 反向：第一块",
+            "embeddings": "backward: embedding | 反向：嵌入",
+            "update": "optimizer step | 优化器更新",
+        },
+        parts={
+            "parameters": page.Part(label="parameters | 参数", color=BLUE),
+            "copies": page.Part(
+                label="16-bit copies of weights | 权重的 16 位副本", color="#56B4E9"
+            ),
+            "optimizer": page.Part(label="optimizer state | 优化器状态", color=GREEN),
+            "gradients": page.Part(label="gradients | 梯度", color=ORANGE),
+            "buckets": page.Part(label="DDP buckets | DDP 的桶", color=PINK),
+            "activations": page.Part(label="activations | 激活值", color=YELLOW),
+            "loss": page.Part(label="logits and loss | logits 与损失", color="#F0E442"),
+            "temporary": page.Part(label="temporary | 临时张量", color="#8A8A8A"),
+        },
+        facts={
+            "parameter_count": "parameters | 个参数",
+            "tokens_per_update": "tokens for each update | 个词元（每次更新）",
+        },
+        capacities=(8, 16, 24, 40, 80, 141),
+        capacity=16,
+    )

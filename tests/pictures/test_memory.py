@@ -70,3 +70,13 @@ def test_segments_show_blocks_in_use_free_ones_and_what_is_not_reserved(ax):
     assert found == ["A  3", "17", "B  40", "40", line, "a title"]
     assert [round(patch.get_width(), 6) for patch in ax.patches] == [0.03, 0.17, 0.4, 0.4]
     assert [patch.get_linestyle() for patch in ax.patches] == ["-", "--", "-", "-"]
+
+
+def test_the_calculator_is_one_output_that_repeats(monkeypatch):
+    shown = []
+    monkeypatch.setattr(pictures.page, "display", lambda bundle, raw: shown.append(bundle))
+    pictures.calculator()
+    pictures.calculator()
+    assert shown[0] == shown[1]
+    assert len(shown[0]["text/html"]) < 50_000
+    assert "first: peak 10.54 GiB, loss>" in shown[0]["text/plain"]
