@@ -1,13 +1,16 @@
 """Chapter 09, drawn: the live bytes of training steps, and the peak by the size of groups."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from matplotlib.axes import Axes
 
 from helpers.memory_savings import group_peak
+from helpers.page.decisions import decision_tree, read_tree
 from helpers.pictures.draw import BLUE, GRAY, GREEN, ORANGE, PINK, YELLOW
 
 COLORS = (BLUE, ORANGE, GREEN, PINK, YELLOW)
+OUT_OF_MEMORY = Path(__file__).with_name("out_of_memory.yml")
 
 
 def draw_steps(ax: Axes, timelines: Mapping[str, Sequence[tuple[str, int]]]) -> None:
@@ -43,3 +46,8 @@ def draw_groups(ax: Axes, layers: int, ratio: int) -> None:
     ax.set(xscale="log", yscale="log", xlabel="k", xlim=(0.9, layers * 1.1))
     ax.set_title(f"n = {layers}   r = {ratio}   best k = {sizes[best]}", fontsize=10)
     ax.legend(frameon=False, fontsize=8, ncols=2)
+
+
+def out_of_memory_tree() -> None:
+    """Show the decision tree: from the moment of the error to what helps."""
+    decision_tree(read_tree(OUT_OF_MEMORY))

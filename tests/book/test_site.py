@@ -24,6 +24,7 @@ from bilingual import (
     icons,
     images,
     language,
+    links,
     notebooks,
     pages,
     repository,
@@ -209,6 +210,40 @@ def test_the_search_knows_what_a_section_explains(tmp_path):
     path = tmp_path / "notebooks" / "02_tensors.ipynb"
     path.write_text(json.dumps({"cells": cells}), encoding="utf-8")
     assert search.explained(tmp_path) == {"tensors-a": ["视图", "view"]}
+
+
+def linked(html: str, kind: str = "html") -> str:
+    """What `links.resolve` makes of an output on the page notebooks/b."""
+    labels = {"a-views": ("notebooks/a", "a-views")}
+    domain = SimpleNamespace(anonlabels=labels)
+    app = SimpleNamespace(
+        env=SimpleNamespace(get_domain=lambda name: domain),
+        builder=SimpleNamespace(
+            get_relative_uri=lambda here, there: f"{here[-1]}→{there[-1]}.html"
+        ),
+    )
+    document = nodes.section("", nodes.raw(html, html, format=kind))
+    links.resolve(app, document, "notebooks/b")
+    return document.astext()
+
+
+def test_an_output_links_to_a_section():
+    html = '<p><a data-label="a-views">Views</a> · <a href="x">x</a></p>'
+    expected = html.replace(
+        'data-label="a-views"', 'class="reference internal" href="b→a.html#a-views"'
+    )
+    assert linked(html) == expected
+    assert linked(html, "latex") == html
+
+
+def test_a_link_to_a_section_that_is_not_there_is_a_warning(monkeypatch):
+    said = []
+    monkeypatch.setattr(
+        links.LOGGER, "warning", lambda text, *words, **_: said.append(text % words)
+    )
+    html = '<a data-label="a-vews">Views</a>'
+    assert linked(html) == html
+    assert said == ["an output links to an unknown label: a-vews"]
 
 
 def test_every_section_can_be_found(site):

@@ -1,3 +1,4 @@
+from helpers.page import decisions
 from helpers.pictures import memory_savings as pictures
 
 
@@ -22,3 +23,11 @@ def test_the_best_group_is_marked(ax):
     ax.clear()
     pictures.draw_groups(ax, layers=16, ratio=16)
     assert "best k = 1" in ax.get_title()
+
+
+def test_the_tree_for_out_of_memory_is_shown(monkeypatch):
+    shown = []
+    monkeypatch.setattr(decisions, "display", lambda bundle, raw: shown.append(bundle))
+    pictures.out_of_memory_tree()
+    assert shown[0]["text/plain"] == "<decision tree: When does the error come? 21 endings>"
+    assert "什么时候报错" in shown[0]["text/html"]
