@@ -1,0 +1,56 @@
+"""Chapter 08, drawn: gradients layer by layer, a staircase and its surrogate, an attack."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from helpers.pictures.draw import BLUE, GRAY, GREEN, ORANGE
+
+COLORS = (BLUE, ORANGE, GREEN)
+
+
+def draw_sizes(ax: Axes, sizes: Mapping[str, Sequence[float]]) -> None:
+    """Draw one line for each network: the size of a gradient at layer 1, 2, … on a log scale."""
+    for (name, values), color in zip(sizes.items(), COLORS, strict=False):
+        layers = range(1, len(values) + 1)
+        ax.semilogy(layers, values, "o-", color=color, markersize=4, label=name)
+    ax.set(xlabel="layer", ylabel="largest |gradient|", xticks=range(1, len(values) + 1))
+    ax.legend(frameon=False)
+
+
+def draw_staircase(ax: Axes, x: Tensor, rounded: Tensor, surrogate: Tensor) -> None:
+    """Draw a quantizer, and the function whose gradient is used in its place."""
+    x, rounded, surrogate = x.numpy(), rounded.numpy(), surrogate.numpy()
+    ax.plot(x, rounded, color=BLUE, linewidth=1.6, label="quantize")
+    ax.plot(x, surrogate, "--", color=ORANGE, linewidth=1.6, label="clamp")
+    ax.set(xlabel="w", ylabel="value")
+    ax.legend(frameon=False)
+
+
+def draw_attack(
+    ax: Axes, image: Tensor, attacked: Tensor, before: Tensor, after: Tensor, title: str
+) -> None:
+    """Draw an image [28, 28], what was added, the sum, and the probabilities of the ten digits.
+
+    before, after: probabilities [10] for the image and for the attacked one.
+    """
+    ax.axis("off")
+    ax.set_title(title, fontsize=11)
+    pictures = [(image, "gray", 0, 1), (attacked - image, "RdBu_r", -0.3, 0.3)]
+    pictures.append((attacked, "gray", 0, 1))
+    before, after = before.numpy(), after.numpy()
+    for i, (values, colors, low, high) in enumerate(pictures):
+        panel = ax.inset_axes([0.235 * i, 0.1, 0.2, 0.8])
+        panel.imshow(values.numpy(), cmap=colors, vmin=low, vmax=high)
+        panel.axis("off")
+        if i:
+            ax.text(0.235 * i - 0.0175, 0.5, "+="[i - 1], ha="center", va="center", size=15)
+    bars = ax.inset_axes([0.77, 0.2, 0.23, 0.65])
+    places = np.arange(10)
+    bars.bar(places - 0.2, before, width=0.4, color=BLUE)
+    bars.bar(places + 0.2, after, width=0.4, color=ORANGE)
+    bars.set(xticks=places, ylim=(0, 1), yticks=[0, 0.5, 1])
+    bars.tick_params(labelsize=8, colors=GRAY)
+    ax.set(xlim=(0, 1), ylim=(0, 1))
