@@ -25,6 +25,7 @@ from helpers.gradients import (
     softplus,
     step_in_backward,
 )
+from helpers.exercises.gradients import log1mexp
 from helpers.kernels import INTERPRETED
 from helpers.kernels.attention import attention
 from helpers.kernels.dropout import dropout
@@ -421,6 +422,7 @@ def every_case():
         return reverse_gradient(reverse_gradient(x))
 
     return {
+        "exercises.gradients._Log1mexp": (lambda x: log1mexp(x * x), (on(3),), True),
         "gradients.ReverseGradient": (reversed_twice, (on(3),), True),
         "gradients.Softplus": (softplus, (on(3),), True),
         "kernels.attention._attention": (attention, heads, False),

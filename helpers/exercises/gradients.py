@@ -64,7 +64,7 @@ def _points() -> list[tuple]:
 
 def hvp(f: Callable[[Tensor], Tensor], x: Tensor, v: Tensor) -> Tensor:
     """Return H v by the whole Hessian."""
-    hessian = torch.func.hessian(f)(x)
+    hessian = torch.func.jacrev(torch.func.grad(f))(x)
     return (hessian.reshape(x.numel(), x.numel()) @ v.flatten()).view_as(x)
 
 
