@@ -60,6 +60,7 @@ def calculator(
     facts: Mapping[str, str],
     capacities: Sequence[int],
     capacity: int,
+    note: str,
 ) -> None:
     """Show sliders for the arguments of `formula`, and its result as stacked bars of bytes.
 
@@ -71,6 +72,7 @@ def calculator(
     sizes, choices: the arguments, by name. presets: name -> sizes that it sets.
     moments, parts: what each key of the result is called. facts: function -> what its number is.
     capacities: memory of GPUs to choose from, in GiB; `capacity` is the first one.
+    note: what stands below the numbers.
     """
     functions = (formula, *others)
     start = {name: field.start for name, field in (*sizes.items(), *choices.items())}
@@ -94,6 +96,7 @@ def calculator(
         "capacities": _capacities(capacities, capacity),
         **_results(result, moments, parts, capacity * GIB),
         "facts": _facts(facts, numbers),
+        "note": _both(note),
         "script": textwrap.indent(translate(*functions), "  "),
         "names": ", ".join(by_name),
         "spec": json.dumps(spec, ensure_ascii=False).replace("</", "<\\/"),
@@ -102,8 +105,8 @@ def calculator(
     page = re.sub(r"\[\[(\w+)\]\]", lambda match: pieces[match[1]], page)
     for other in {"zh", "en"} - set(languages()):
         page = re.sub(f"<!--{other}-->.*?<!--/{other}-->", "", page, flags=re.DOTALL)
-    peak, when = max((sum(held.values()), name) for name, held in result.items())
-    text = f"<calculator: {', '.join(start)}; first: peak {_size(peak, _unit(peak))}, {when}>"
+    given = ", ".join(f"{name}={value}" for name, value in start.items())
+    text = f"<calculator of bytes: {given}: peak {pieces['peak']}>"
     display({"text/plain": text, "text/html": page}, raw=True)
 
 
@@ -211,8 +214,8 @@ def _results(
     head = "".join(f'<th scope="col">{_both(part.label)}</th>' for part in parts.values())
     every = "".join(
         f'<tr><th scope="row">{_both(moments[name])}</th>'
-        + "".join(f"<td>{_size(held[part], unit)}</td>" for part in parts)
-        + f"<td>{_size(totals[name], unit)}</td></tr>"
+        + "".join(f"<td>{_amount(held[part], unit)}</td>" for part in parts)
+        + f"<td>{_amount(totals[name], unit)}</td></tr>"
         for name, held in result.items()
     )
     return {
@@ -220,6 +223,7 @@ def _results(
         "rows": rows,
         "head": head,
         "every": every,
+        "unit": unit,
         "peak": _size(totals[peak], unit),
         "spare": _size(abs(capacity - totals[peak]), _unit(abs(capacity - totals[peak]))),
         "fits": "" if totals[peak] <= capacity else "hidden",
@@ -243,7 +247,11 @@ def _unit(size: int) -> str:
 
 
 def _size(size: int, unit: str) -> str:
-    return f"{size / {'GiB': GIB, 'MiB': MIB}[unit]:,.2f} {unit}" if size else "0"
+    return f"{_amount(size, unit)} {unit}" if size else "0"
+
+
+def _amount(size: int, unit: str) -> str:
+    return f"{size / {'GiB': GIB, 'MiB': MIB}[unit]:,.2f}" if size else "0"
 
 
 # ---- from Python to JavaScript

@@ -143,12 +143,12 @@ def calculator() -> None:
             "heads": page.Size(label="heads | 注意力头数", values=range(1, 129), start=12),
             "width": page.Size(label="width | 宽度", values=widths, start=768, multiple_of="heads"),
             "micro_batch": page.Size(
-                label="sequences in a micro-batch | 微批次里的序列数",
+                label="sequences in a micro-batch | 微批次中的序列数",
                 values=[*range(1, 17), *range(20, 65, 4), *range(80, 257, 16)],
                 start=8,
             ),
             "accumulation": page.Size(
-                label="micro-batches for each update | 每次更新累积的微批次数",
+                label="micro-batches per update | 每次更新的微批次数",
                 values=powers[:10],
                 start=1,
             ),
@@ -178,20 +178,20 @@ def calculator() -> None:
             "attention": page.Choice(
                 label="attention | 注意力",
                 options={
-                    "fused": "fused | 融合内核",
-                    "matrix": "writes the matrix | 写出注意力矩阵",
+                    "fused": "fused kernel | 融合内核",
+                    "matrix": "matrix in memory | 矩阵存进显存",
                 },
                 start="fused",
             ),
             "checkpointing": page.Choice(
                 label="activation checkpointing | 激活检查点",
-                options={"none": "off | 不用", "blocks": "every block | 每一块"},
+                options={"none": "off | 不用", "blocks": "every block | 每一块都用"},
                 start="none",
             ),
         },
         moments={
-            "forward": "end of forward | 前向传播结束",
-            "loss": "gradient of the loss | 损失的梯度",
+            "forward": "end of forward | 前向结束时",
+            "loss": "backward: loss | 反向：损失",
             "head": "backward: output layer | 反向：输出层",
             "last block": "backward: last block | 反向：最后一块",
             "first block": "backward: first block | 反向：第一块",
@@ -207,13 +207,22 @@ def calculator() -> None:
             "gradients": page.Part(label="gradients | 梯度", color=ORANGE),
             "buckets": page.Part(label="DDP buckets | DDP 的桶", color=PINK),
             "activations": page.Part(label="activations | 激活值", color=YELLOW),
-            "loss": page.Part(label="logits and loss | logits 与损失", color="#F0E442"),
+            "loss": page.Part(label="logits and loss | logits 和损失", color="#F0E442"),
             "temporary": page.Part(label="temporary | 临时张量", color="#8A8A8A"),
         },
         facts={
             "parameter_count": "parameters | 个参数",
-            "tokens_per_update": "tokens for each update | 个词元（每次更新）",
+            "tokens_per_update": "tokens per update | 个词元（每次更新）",
         },
         capacities=(8, 16, 24, 40, 80, 141),
         capacity=16,
+        note=(
+            "The model is this book's GPT without dropout, and the step is not the first one. "
+            "1 GiB is 2³⁰ bytes; a card sold with 80 GB has about 80 GiB (the dashed line). "
+            "The bytes of all tensors are counted. CUDA itself, its libraries and what the caching "
+            "allocator cannot use come on top, so leave some room. | "
+            "模型是本书的 GPT，不用 Dropout，算的不是训练的第一步。1 GiB 等于 2³⁰ 字节；"
+            "标称 80 GB 的显卡大约有 80 GiB（虚线处）。这里统计的是所有张量的字节数。"
+            "CUDA 本身、它的库，以及缓存分配器里用不上的部分都不在内，所以要留一些余量。"
+        ),
     )

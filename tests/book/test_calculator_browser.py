@@ -280,10 +280,10 @@ def test_every_choice_changes_the_result_to_python_s(page, name):
 
 def test_the_verdict_compares_with_the_memory_of_the_card(page):
     status = page.get_by_role("status")
-    memory = page.get_by_label("Memory of a GPU")
-    assert "It fits, with this much to spare: 5.46 GiB" in status.inner_text()
+    memory = page.get_by_label("GPU memory")
+    assert "It fits, with 5.46 GiB to spare" in status.inner_text()
     memory.select_option("8")
-    assert "It does not fit; missing: 2.54 GiB" in status.inner_text()
+    assert "It does not fit: 2.54 GiB too much" in status.inner_text()
     line = page.locator(".calculator__track i").first
     assert float(line.evaluate("(e) => parseFloat(e.style.left)")) == pytest.approx(75.9, abs=0.1)
 
@@ -306,7 +306,7 @@ def test_two_calculators_do_not_meet(open_page, html):
     page = open_page(html + html)
     first, second = page.locator(".calculator").all()
     before = first.locator(".calculator__result").inner_text()
-    second.get_by_label("Memory of a GPU").select_option("8")
+    second.get_by_label("GPU memory").select_option("8")
     assert first.locator(".calculator__result").inner_text() == before
     assert second.locator(".calculator__result").inner_text() != before
 

@@ -44,6 +44,7 @@ WORDS = {
     "facts": {"count": "weights | 个权重"},
     "capacities": (8, 16),
     "capacity": 16,
+    "note": "a note | 说明",
 }
 
 
@@ -306,7 +307,7 @@ def test_it_says_its_first_result_without_a_script(bundle):
     assert "6.00 MiB" in text  # weights 4, the rest 2
     assert "1,048,576" in text
     assert shown["text/plain"] == (
-        "<calculator: heads, width, batch, kind; first: peak 6.00 MiB, update>"
+        "<calculator of bytes: heads=4, width=1024, batch=10, kind=full: peak 6.00 MiB>"
     )
 
 

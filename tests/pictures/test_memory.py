@@ -79,4 +79,7 @@ def test_the_calculator_is_one_output_that_repeats(monkeypatch):
     pictures.calculator()
     assert shown[0] == shown[1]
     assert len(shown[0]["text/html"]) < 50_000
-    assert "first: peak 10.54 GiB, loss>" in shown[0]["text/plain"]
+    assert (
+        "optimizer=adam, attention=fused, checkpointing=none: peak 10.54 GiB>"
+        in shown[0]["text/plain"]
+    )
