@@ -1,0 +1,133 @@
+"""Chapter 10, exercises: bits read by hand, the dynamic scale, clipping with a scaler, rounding."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from helpers.exercises.harness import Exercise
+from helpers.precision import FORMATS, LossScaler
+
+# ---- 1: sixteen bits are a number
+
+
+def decode_fp16(pattern: int) -> float:
+    """Return the number whose bits, as float16, are those of the integer `pattern`."""
+    return FORMATS["fp16"].decode(pattern)
+
+
+def _patterns() -> list[tuple[int]]:
+    named = [0x3C00, 0xC680, 0x3555, 0x7BFF, 0x0400, 0x03FF, 0x0001, 0x8001, 0x0000, 0x7C00, 0xFC00]
+    drawn = torch.randint(0, 0x7C00, (30,)).tolist()
+    return [(pattern,) for pattern in [*named, *drawn]]
+
+
+# ---- 2: the dynamic scale
+
+
+def scales(overflowed: list[bool], scale: float, growth_interval: int) -> list[float]:
+    """Return the scale after each step, by the twin of PyTorch's scaler."""
+    p = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([p], lr=0.0)
+    scaler = LossScaler(init_scale=scale, growth_interval=growth_interval)
+    found = []
+    for bad in overflowed:
+        p.grad = torch.tensor([torch.inf if bad else 1.0])
+        scaler.step(optimizer)
+        scaler.update()
+        found.append(scaler.factor)
+    return found
+
+
+def _histories() -> list[tuple]:
+    good, bad = False, True
+    histories = [
+        ([good], 1024.0, 1),
+        ([good, good, good, good], 1024.0, 2),
+        ([bad, bad, good, good, good, bad, good], 65536.0, 2),
+        ([good, good, bad, good, good, good], 8.0, 3),  # a bad step starts the count anew
+        ([good] * 7, 2.0, 3),
+        ([bad] * 5, 4.0, 2),
+        ([], 16.0, 2),
+    ]
+    for _ in range(4):
+        history = (torch.rand(40) < 0.2).tolist()
+        histories.append((history, 2.0**20, 3))
+    return histories
+
+
+# ---- 3: clipping with a scaler
+
+
+def clipped_step(
+    scaler: Any,
+    optimizer: torch.optim.Optimizer,
+    loss: Tensor,
+    parameters: list[nn.Parameter],
+    max_norm: float,
+) -> None:
+    """Backward, clip the true gradients to `max_norm`, update, and choose the next scale."""
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(parameters, max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def _trained(answer: Callable[..., Any]) -> Callable[..., Any]:
+    """Run three updates with the answer; return the weights and the scale at the end."""
+
+    def run(start: Tensor, slopes: Tensor, max_norm: float, scale: float) -> Any:
+        p = nn.Parameter(start.clone())
+        optimizer = torch.optim.SGD([p], lr=1.0, momentum=0.5)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=2)
+        for slope in slopes:
+            optimizer.zero_grad()
+            loss = (p * slope).sum()
+            if answer(scaler, optimizer, loss, [p], max_norm) is ...:
+                return ...
+        return p.detach(), scaler.get_scale()
+
+    return run
+
+
+def _slopes() -> list[tuple]:
+    start = torch.tensor([1.0, -2.0])
+    large = torch.tensor([[3.0, 4.0], [0.3, -0.4], [-6.0, 8.0]])
+    broken = torch.tensor([[3.0, 4.0], [torch.inf, 1.0], [0.6, 0.8]])
+    return [
+        (start, large, 1.0, 1024.0),
+        (start, large, 1e-3, 65536.0),
+        (start, large, 100.0, 8.0),  # nothing to clip
+        (start, broken, 1.0, 4096.0),
+    ]
+
+
+# ---- 4: rounding to bfloat16, by the bits
+
+
+def round_to_bf16(x: Tensor) -> Tensor:
+    """Return float32 numbers rounded to bfloat16, as float32, by PyTorch's cast."""
+    return x.bfloat16().float()
+
+
+def _numbers() -> list[tuple[Tensor]]:
+    one = torch.tensor([1.0, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, 1 + 2**-7, -1 - 2**-8])
+    edge = torch.tensor([3.3895e38, 3.3962e38, 3.4e38, torch.inf, -torch.inf, 0.0, -0.0])
+    tiny = torch.tensor([1e-38, 1.2e-38, 9e-41, 4e-41, 5e-41, 1e-45])
+    random = torch.randn(200) * torch.logspace(-30, 30, 200)
+    return [(one,), (edge,), (tiny,), (random,), (torch.randn(4, 6).T,), (torch.zeros(0),)]
+
+
+EXERCISES = {
+    "decode_fp16": Exercise(reference=decode_fp16, cases=_patterns, scale=2.0**-24),
+    "scales": Exercise(reference=scales, cases=_histories),
+    "clipped_step": Exercise(reference=clipped_step, cases=_slopes, through=_trained),
+    "round_to_bf16": Exercise(
+        reference=round_to_bf16,
+        cases=_numbers,
+        forbid=("bfloat16", "to", "type", "copy_"),
+        scale=0.0,
+    ),
+}
