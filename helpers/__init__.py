@@ -30,7 +30,8 @@ Beside the lessons:
     timing             the only clock: wait for the device, quantiles, calls compared in turns
     exercises/         the instant check; reference and cases of each exercise, a file a chapter
     pictures/          what a chapter draws, under the chapter's name; draw.py has what they share
-    page/              what makes a notebook a page of this book: sliders, claims, records, the pad
+    page/              what makes a notebook a page of this book: sliders, claims, records, the
+                       drawing pad, bits to click on, decision trees
 
 A lesson imports lessons and `timing`, and nothing of the other rooms; `page` imports no lesson.
 

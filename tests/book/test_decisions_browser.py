@@ -40,9 +40,9 @@ def answers(page):
 
 def test_one_question_at_a_time(open_page, html):
     page = open_page(html())
-    assert questions(page) == ["When does the error come?"]
+    assert questions(page) == ["When does the error occur?"]
     everything = answers(page)
-    assert everything == 9
+    assert everything == 10
     answer(page, "After many training steps")
     assert len(questions(page)) == 2
     assert answers(page) == 1 + 3
@@ -60,8 +60,8 @@ def test_an_answer_can_be_taken_back(open_page, html):
     assert answers(page) == 1 + 3
     answer(page, "grows from step to step")
     answer(page, "After many training steps")  # takes both back
-    assert questions(page) == ["When does the error come?"]
-    assert answers(page) == 9
+    assert questions(page) == ["When does the error occur?"]
+    assert answers(page) == 10
     answer(page, "After many training steps")
     assert answers(page) == 1 + 3  # the answer below was forgotten
 
@@ -113,7 +113,7 @@ def test_by_keyboard(open_page, html):
 
 def test_everything_is_there_without_a_script(open_page, html):
     page = open_page(html(), java_script_enabled=False)
-    assert page.locator("pre >> visible=true").count() == 21
+    assert page.locator("pre >> visible=true").count() == 22
     assert page.get_by_role("button").count() == 0
     assert page.locator(".decisions__same >> visible=true").count() == 3
 
@@ -122,7 +122,7 @@ def test_everything_is_on_paper_once(open_page, html):
     page = open_page(html())
     answer(page, "Only with some batches")
     page.emulate_media(media="print")
-    assert page.locator("pre >> visible=true").count() == 21
+    assert page.locator("pre >> visible=true").count() == 22
     assert page.locator(".decisions__same >> visible=true").count() == 3
     assert page.locator("small >> visible=true").count() == 0
     page.emulate_media(media="screen")
@@ -141,7 +141,7 @@ def test_the_script_finds_its_place_where_the_page_moved_it(open_page, html):
     markup, script = re.search(r"(.*)<script>(.*)</script>", html(), re.DOTALL).groups()
     page = open_page(markup)
     page.add_script_tag(content=script)
-    assert answers(page) == 9
+    assert answers(page) == 10
 
 
 def test_no_name_leaks(open_page, html):

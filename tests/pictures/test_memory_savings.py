@@ -29,5 +29,5 @@ def test_the_tree_for_out_of_memory_is_shown(monkeypatch):
     shown = []
     monkeypatch.setattr(decisions, "display", lambda bundle, raw: shown.append(bundle))
     pictures.out_of_memory_tree()
-    assert shown[0]["text/plain"] == "<decision tree: When does the error come? 21 endings>"
+    assert shown[0]["text/plain"] == "<decision tree: When does the error occur? 22 endings>"
     assert "什么时候报错" in shown[0]["text/html"]
