@@ -268,7 +268,7 @@ def softplus(x: Tensor) -> Tensor:
     With m = max(x, 0): log(exp(0) + exp(x)) = m + log(exp(-m) + exp(x - m)), and of the two
     exponents one is 0 and the other -|x|, so it is m + log1p(exp(-|x|)): nothing can overflow.
     Its derivative is exp(x) / (1 + exp(x)) = sigmoid(x). Autograd, left to itself, computes the
-    derivative of the naive formula as inf / inf = NaN from x = 89 on (float32), and that of the
+    derivative of the naive formula as 0 * inf = NaN from x = 89 on (float32), and that of the
     formula above as 0 at x = 0, where it is 1/2: relu and |x| have a kink there.
     """
     return Softplus.apply(x)
@@ -284,7 +284,7 @@ class Quantize(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         x, scale, low, high = inputs
-        ctx.save_for_backward((x >= low * scale) & (x <= high * scale))
+        ctx.save_for_backward((x > low * scale) & (x < high * scale))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
@@ -297,7 +297,7 @@ def quantize(x: Tensor, scale: float, bits: int) -> Tensor:
 
     The multiples go from -2^(bits-1) to 2^(bits-1) - 1. The derivative of rounding is 0 wherever
     it exists, so nothing could be learned through it. The gradient given here is by intention not
-    the derivative but that of a surrogate, x.clamp(low, high): 1 inside the range and 0 outside.
+    the derivative but that of a surrogate, x.clamp: 1 inside the range, 0 at its ends and outside.
     """
     if bits < 1 or not scale > 0:
         raise ValueError(f"expected at least 1 bit and a positive scale, got {bits} and {scale}")
