@@ -22,7 +22,7 @@ GIB, MIB = 2**30, 2**20
 class Size:
     """A number that the reader sets: by slider, which stops at `values`, or by typing another.
 
-    label: "English | 中文", as all texts here. start: its first value.
+    label: "English | 中文", as all texts here, or one text for both. start: its first value.
     multiple_of: another size; this one is rounded to a multiple of it.
     """
 
@@ -129,22 +129,31 @@ def _require_labels(
 # ---- the page's pieces: what it shows before, or without, its script
 
 
+def _halves(text: str) -> dict[str, str]:
+    """A text "English | 中文" by language, escaped; without a bar it is the same in both."""
+    english, _, chinese = html.escape(text).partition(" | ")
+    return {"zh": chinese, "en": english} if chinese else {}
+
+
 def _both(text: str) -> str:
-    """A text "English | 中文" in both languages, each between comments for the site."""
-    english, chinese = (html.escape(half) for half in text.split(" | "))
-    return (
-        f'<!--zh--><span lang="zh">{chinese} </span><!--/zh-->'
-        f'<!--en--><span lang="en">{english}</span><!--/en-->'
-    )
+    """A text in both languages, each between comments for the site."""
+    halves = [
+        f'<!--{language}--><span lang="{language}">{half}{" " if language == "zh" else ""}</span>'
+        f"<!--/{language}-->"
+        for language, half in _halves(text).items()
+    ]
+    return f"<span>{''.join(halves) or html.escape(text)}</span>"
 
 
 def _option(value: str, text: str, chosen: bool) -> str:
     """An option holds text only, so the languages stand in it without a tag."""
-    english, chinese = (html.escape(half) for half in text.split(" | "))
-    return (
-        f'<option value="{html.escape(value)}"{" selected" if chosen else ""}>'
-        f"<!--zh-->{chinese} <!--/zh--><!--en-->{english}<!--/en--></option>"
-    )
+    halves = [
+        f"<!--{language}-->{half}{' ' if language == 'zh' else ''}<!--/{language}-->"
+        for language, half in _halves(text).items()
+    ]
+    selected = " selected" if chosen else ""
+    content = "".join(halves) or html.escape(text)
+    return f'<option value="{html.escape(value)}"{selected}>{content}</option>'
 
 
 def _controls(fields: Mapping[str, Size | Choice]) -> str:
@@ -200,7 +209,7 @@ def _results(
     unit, top = _unit(totals[peak]), max(totals[peak], capacity)
     bars = "".join(
         f'<div class="calculator__moment" {"data-peak" if name == peak else ""}>'
-        f"<span>{_both(moments[name])}</span><b>{_size(totals[name], unit)}</b>"
+        f"{_both(moments[name])}<b>{_size(totals[name], unit)}</b>"
         f'<div class="calculator__track" aria-hidden="true">{_segments(held, parts, top)}'
         f'<i style="left:{100 * capacity / top:.2f}%"></i></div></div>'
         for name, held in result.items()

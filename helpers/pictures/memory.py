@@ -158,7 +158,7 @@ def calculator() -> None:
             "precision": page.Choice(
                 label="precision | 精度",
                 options={
-                    "fp32": "float32 | float32",
+                    "fp32": "float32",
                     "amp": "mixed: autocast to 16 bits | 混合精度：autocast 到 16 位",
                     "bf16": "all bfloat16 | 全部 bfloat16",
                 },
@@ -168,10 +168,10 @@ def calculator() -> None:
                 label="optimizer | 优化器",
                 options={
                     "none": "none | 无",
-                    "sgd": "SGD | SGD",
+                    "sgd": "SGD",
                     "momentum": "SGD with momentum | 带动量的 SGD",
                     "adam": "Adam, AdamW | Adam、AdamW",
-                    "fused adam": "AdamW(fused=True) | AdamW(fused=True)",
+                    "fused adam": "AdamW(fused=True)",
                 },
                 start="adam",
             ),

@@ -32,14 +32,14 @@ WORDS = {
     },
     "choices": {
         "kind": Choice(
-            label="kind | 种类", options={"full": "all | 全部", "half": "half | 一半"}, start="full"
+            label="kind | 种类", options={"full": "float32", "half": "half | 一半"}, start="full"
         )
     },
     "presets": {"thin <1>": {"heads": 2, "width": 128}, "wide": {"heads": 4, "width": 1024}},
     "moments": {"forward": "forward | 前向", "update": "update | 更新"},
     "parts": {
         "weights": Part(label="weights | 权重", color="#0072B2"),
-        "rest": Part(label="the rest | 其余", color="#D55E00"),
+        "rest": Part(label="<rest> | <其余>", color="#D55E00"),
     },
     "facts": {"count": "weights | 个权重"},
     "capacities": (8, 16),
@@ -297,7 +297,9 @@ def test_it_is_one_small_output_in_two_languages(bundle):
         assert html.count(f"<!--{language}-->") == html.count(f"<!--/{language}-->") > 20
     assert "[[" not in html
     assert not any(word in html for word in ("http:", "https:", "src=", "@import", "url("))
-    assert "thin &lt;1&gt;" in html
+    assert all(text in html for text in ("thin &lt;1&gt;", "&lt;rest&gt;", "&lt;其余&gt;"))
+    assert "<rest>" not in html
+    assert '<option value="full" selected>float32</option>' in html
     assert bundle() == shown
 
 
