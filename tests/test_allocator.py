@@ -361,6 +361,7 @@ def test_another_device_and_a_block_that_a_stream_still_uses(used):
     assert (second.reserved, second.allocated, second.requested) == (2048, 512, 100)
     assert (second.free_bytes, second.releasable) == (1024, 0)
     assert [b.address for s in second.segments for b in s.blocks] == [4096, 4608, 5120]
+    assert [b.requested for s in second.segments for b in s.blocks] == [100, 500, 0]
     assert allocated_over_time(second) == [(0, 100, 2048)]
     assert read_snapshot(data, device=2).segments == []
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.profiler import profile
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -198,6 +199,11 @@ def test_one_counter_counts_once():
         pass
 
 
+def pieces(count, ends):
+    """Of a compressed sparse matrix: where rows end, in which columns the numbers stand, these."""
+    return torch.arange(ends), torch.zeros(count, dtype=torch.int64), torch.ones(count), (3, 3)
+
+
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
@@ -211,6 +217,9 @@ def test_one_counter_counts_once():
         (lambda: [torch.ones(10).double(), torch.arange(3)], 104),
         (lambda: torch.ones(10).detach().requires_grad_(), 40),
         (lambda: torch.ones(4, 5).to_sparse().coalesce(), 20 * 4 + 20 * 2 * 8),
+        (lambda: torch.sparse_csr_tensor(*pieces(3, 4)), 32 + 24 + 12),
+        (lambda: torch.sparse_csc_tensor(*pieces(3, 4)), 32 + 24 + 12),
+        (lambda: TwoTensor(torch.ones(10), torch.ones(10)) * 2, 80),  # a tensor that wraps two
         (lambda: torch.func.vmap(lambda row: row * 2)(torch.ones(5, 2)), 40),
         (lambda: torch.nn.Parameter(torch.ones(7)), 28),
         (lambda: torch.complex(torch.ones(4), torch.ones(4)), 32),
@@ -221,6 +230,24 @@ def test_what_stays_of_an_expression(make, expected):
         kept = make()
         assert memory.live == expected
         del kept
+        assert memory.live == 0
+
+
+def test_two_counters_at_once():
+    with PeakMemory() as outer:
+        first = torch.ones(10)
+        with PeakMemory(first) as inner:
+            second = torch.ones(5)
+        del first
+        _third = second + 1
+    assert (inner.live, inner.peak, outer.live, outer.peak) == (20, 60, 40, 60)
+
+
+def test_opaque_tensors_do_not_count():
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this PyTorch has no oneDNN")
+    with PeakMemory() as memory:
+        _packed = torch.ones(64, 64).to_mkldnn()
         assert memory.live == 0
 
 
