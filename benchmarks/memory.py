@@ -126,7 +126,7 @@ def peaks(name: str, way: str, device: torch.device) -> dict[str, int]:
             job()
         allocator = most_allocated(profiler)
 
-    with memory.PeakMemory(job.model, job.optimizer, job.batch) as counted:
+    with memory.PeakMemory(job.model, job.optimizer, job.batch, device=device) as counted:
         job()
     if device.type != "cuda":
         allocator += counted.timeline[0][1]  # what was there before the profiler listened

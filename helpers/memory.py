@@ -75,6 +75,7 @@ class PeakMemory(TorchDispatchMode):
     tuples and dicts of these: what is there before and counts from the start. Memory that
     operations inside the context make counts from then on, until it is freed; other memory from
     outside never counts. Each storage counts once, with all its bytes, whoever shares it.
+    device: count only what lies there, such as "cuda" or "cuda:1"; None: on all devices together.
 
     The numbers are exact and the same on every machine, because they are those of tensors. So
     these do not count:
@@ -95,9 +96,10 @@ class PeakMemory(TorchDispatchMode):
     marks: (name, position in `timeline`) of each call of `mark`.
     """
 
-    def __init__(self, *existing: Any):
+    def __init__(self, *existing: Any, device: torch.device | str | None = None):
         super().__init__()
         self._existing = existing
+        self._device = None if device is None else torch.device(device)
         self._blocks: list[_Block] = []
         self._alive: dict[int, _Block] = {}  # of each storage, by its address in C++
         self._cleanup = ExitStack()
@@ -153,7 +155,7 @@ class PeakMemory(TorchDispatchMode):
         if func.namespace in ("prim", "profiler"):  # questions and notes: no memory
             return func(*args, **kwargs)
 
-        given = {s._cdata: s for s in _storages((args, kwargs))}
+        given = {_storage(t): t.untyped_storage() for t in _tensors((args, kwargs))}
         out = func(*args, **kwargs)
 
         for key, storage in given.items():
@@ -199,13 +201,15 @@ class PeakMemory(TorchDispatchMode):
 
     def _add(self, tree: Any, category: str, without: Collection[int] = ()) -> None:
         """Count the storages in `tree` that are not counted yet; those that are get a purpose."""
-        for storage in _storages(tree):
-            if storage._cdata in without:
+        for tensor in _tensors(tree):
+            key = _storage(tensor)
+            if key in without or not _lies_on(self._device, tensor):
                 continue
-            block = self._alive.get(storage._cdata)
+            block = self._alive.get(key)
             if block is None:
-                self._begin(storage, category)
-                weakref.finalize(storage, self._end, storage._cdata).atexit = False
+                storage = tensor.untyped_storage()
+                self._begin(key, storage.nbytes(), category)
+                weakref.finalize(storage, self._end, key).atexit = False
             elif block.category in ("activations", "other"):
                 block.category = category
 
@@ -213,13 +217,13 @@ class PeakMemory(TorchDispatchMode):
         block = self._alive.get(key)
         if block is not None and block.bytes != storage.nbytes():
             self._end(key)
-            self._begin(storage, block.category)
+            self._begin(key, storage.nbytes(), block.category)
 
-    def _begin(self, storage: torch.UntypedStorage, category: str) -> None:
-        block = _Block(storage.nbytes(), category, born=len(self.timeline))
-        self._alive[storage._cdata] = block
+    def _begin(self, key: int, size: int, category: str) -> None:
+        block = _Block(size, category, born=len(self.timeline))
+        self._alive[key] = block
         self._blocks.append(block)
-        self.live += block.bytes
+        self.live += size
 
     def _end(self, key: int) -> None:
         block = self._alive.pop(key)
@@ -241,30 +245,36 @@ def _is_known(thing: Any) -> bool:
     return isinstance(thing, (nn.Module, Optimizer))
 
 
-def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:
-    """Yield the storage of each tensor in `tree`; a wrapped or sparse tensor has several."""
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    """Yield the tensors in `tree` that have a storage; a wrapped or sparse one holds several."""
     for tensor in tree_iter(tree):
         if not isinstance(tensor, Tensor) or tensor.layout is torch._mkldnn:
             continue
         if is_traceable_wrapper_subclass(tensor):
             names, _ = tensor.__tensor_flatten__()
-            yield from _storages([getattr(tensor, name) for name in names])
+            yield from _tensors([getattr(tensor, name) for name in names])
         elif tensor.layout is torch.sparse_coo:
-            yield from _storages([tensor._indices(), tensor._values()])
+            yield from _tensors([tensor._indices(), tensor._values()])
         elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-            yield from _storages([tensor.crow_indices(), tensor.col_indices(), tensor.values()])
+            yield from _tensors([tensor.crow_indices(), tensor.col_indices(), tensor.values()])
         elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-            yield from _storages([tensor.ccol_indices(), tensor.row_indices(), tensor.values()])
+            yield from _tensors([tensor.ccol_indices(), tensor.row_indices(), tensor.values()])
         else:
-            yield tensor.untyped_storage()
+            yield tensor
+
+
+def _lies_on(device: torch.device | None, tensor: Tensor) -> bool:
+    if device is None:
+        return True
+    return device.type == tensor.device.type and device.index in (None, tensor.device.index)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Breakdown:
-    """The bytes of one training step, all of them of tensors.
+    """The bytes of one training step, all of them of tensors on the model's device.
 
     parameters, buffers: of the model. gradients: of its parameters, at the end of backward.
-    optimizer: its state (for Adam two tensors a parameter, and a counter of 4 bytes).
+    optimizer: its state (for Adam two tensors a parameter, and on the CPU a counter of 4 bytes).
     inputs: the batch. activations: what the forward pass leaves for backward, the loss included.
     peak: the most bytes alive at any moment of the step.
     memory: the `PeakMemory` of the step, with its timeline.
@@ -321,11 +331,13 @@ def dry_run(
 ) -> PeakMemory:
     """Return the memory of `step(model, optimizer, batch)`, whatever it does, on fake tensors.
 
-    As in `breakdown` nothing is computed or changed, and it is the second step that counts.
+    Only what lies on the model's device counts. As in `breakdown` nothing is computed or changed,
+    and it is the second step that counts.
     """
     with _faked(model, optimizer, batch) as fake_batch:
         step(model, optimizer, fake_batch)
-        with PeakMemory(model, optimizer, fake_batch) as memory:
+        device = next(model.parameters()).device
+        with PeakMemory(model, optimizer, fake_batch, device=device) as memory:
             step(model, optimizer, fake_batch)
     return memory
 
@@ -414,7 +426,9 @@ def measure_step(
     optimizer.step()
     optimizer.zero_grad()
 
-    with PeakMemory(model, optimizer, batch) as memory:
+    device = next(model.parameters()).device
+    inputs = {_storage(t): t.untyped_storage() for t in _tensors(batch) if _lies_on(device, t)}
+    with PeakMemory(model, optimizer, batch, device=device) as memory:
         memory.mark("forward")
         loss = loss_fn(model, batch)
         activations = memory.live - memory.timeline[0][1]
@@ -428,7 +442,7 @@ def measure_step(
         buffers=at_rest["buffers"],
         gradients=at_rest["gradients"],
         optimizer=at_rest["optimizer"],
-        inputs=sum({s._cdata: s.nbytes() for s in _storages(batch)}.values()),
+        inputs=sum(storage.nbytes() for storage in inputs.values()),
         activations=activations,
         peak=memory.peak,
         memory=memory,

@@ -243,6 +243,21 @@ def test_two_counters_at_once():
     assert (inner.live, inner.peak, outer.live, outer.peak) == (20, 60, 40, 60)
 
 
+def test_one_device_of_several():
+    """The meta device stands for another one: moving there frees memory here."""
+    with PeakMemory(device="cpu") as here, PeakMemory(device="meta") as there:
+        x = torch.ones(100)
+        x = x.to("meta")
+        _y = torch.ones(5, device="meta") + 1
+    assert (here.live, here.peak, there.live) == (0, 400, 420)
+    with PeakMemory(x, device="cpu:1") as nowhere:
+        _z = torch.ones(5)
+    assert nowhere.live == nowhere.peak == 0
+    model, batch = mlp()
+    plan = breakdown(model, torch.optim.SGD(model.parameters()), loss_fn, batch)
+    assert plan.inputs == sum(t.nbytes for t in batch)
+
+
 def test_opaque_tensors_do_not_count():
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this PyTorch has no oneDNN")
@@ -565,7 +580,7 @@ def test_cuda_s_allocator_agrees_after_every_operation():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     measured = measure_step(model, optimizer, loss_fn, batch)  # warm up: workspaces stay allocated
     optimizer.zero_grad()
-    with Compared(model, optimizer, batch):
+    with Compared(model, optimizer, batch, device="cuda"):
         loss_fn(model, batch).backward()
         optimizer.step()
     assert len(set(differences)) == 1 and differences[0] >= 0
