@@ -237,9 +237,8 @@ class LossScaler:
             raise ValueError("expected gradients of float32 parameters, got float16; use autocast")
 
         self._found_inf[key] = not all(bool(g.isfinite().all()) for g in gradients)
-        inverse = _as_float32(1 / self.factor)
         for gradient in gradients:
-            gradient.mul_(inverse)
+            gradient.mul_(1 / self.factor)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Unscale if that was not done, then update the parameters if all gradients are finite."""
