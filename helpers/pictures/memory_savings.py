@@ -43,7 +43,12 @@ def draw_groups(ax: Axes, layers: int, ratio: int) -> None:
     ax.plot(sizes, total, color=GRAY, linewidth=1.6, label="peak")
     ax.plot(sizes[best], total[best], "o", color=GREEN)
     ax.axhline(layers * ratio, color=PINK, linewidth=1, label="plain")
-    ax.set(xscale="log", yscale="log", xlabel="k", xlim=(0.9, layers * 1.1))
+    ax.set(xscale="log", yscale="log", xlabel="k", xlim=(0.9, layers * 1.1), ylim=(0.8, None))
+    ax.minorticks_off()
+    powers = [2**i for i in range(layers.bit_length())]
+    ax.set_xticks(powers, [str(size) for size in powers])
+    tens = [10**i for i in range(5) if 10**i <= max(total)]
+    ax.set_yticks(tens, [str(size) for size in tens])
     ax.set_title(f"n = {layers}   r = {ratio}   best k = {sizes[best]}", fontsize=10)
     ax.legend(frameon=False, fontsize=8, ncols=2)
 
