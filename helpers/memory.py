@@ -1,6 +1,8 @@
 """Chapter 09: the bytes of training, counted exactly: what is saved, what lives, the peak."""
 
 import copy
+import os
+import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._guards import detect_fake_mode
+from torch._prims_common import is_non_overlapping_and_dense_or_false as is_dense
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import _engine_run_backward, saved_tensors_hooks
 from torch.optim import Optimizer
 from torch.optim.optimizer import _foreach_supported_types as optimizer_types
 from torch.utils._foreach_utils import _foreach_supported_types as norm_types
@@ -19,6 +22,16 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_iter
 
 FOREACH_TYPES = (optimizer_types, norm_types)  # of tensors that may be updated in groups
+TORCH = os.path.dirname(torch.__file__)
+HIDE_IN_PLACE = {  # what autograd computes in place, but under a mode out of place
+    torch.ops.aten.add.Tensor,  # where gradients meet
+    torch.ops.aten.index_put.default,  # backward of x[indices]
+    torch.ops.aten.index_add.default,  # of index_select
+    torch.ops.aten.put.default,  # of take
+    torch.ops.aten.scatter.src,  # of max, sort, topk along a dimension
+    torch.ops.aten.scatter_add.default,  # of gather
+}
+ENGINE = _engine_run_backward.__code__  # from here Python calls autograd's engine
 CATEGORIES = ("parameters", "buffers", "gradients", "optimizer", "activations", "other")
 
 
@@ -91,6 +104,11 @@ class PeakMemory(TorchDispatchMode):
     runs uncompiled in here. Wrapped and sparse tensors count as the tensors that they hold;
     mkldnn's opaque ones do not count.
 
+    What counts is a run without this context. Where gradients of a tensor meet, autograd adds the
+    second into the first if that has no other owner; under any mode it makes a third tensor, which
+    is left out here (`_hides_in_place`). In a few cases the peak of backward is too high: formulas
+    that go another way under a mode (`prod`, `cumprod`), a dense gradient that meets a sparse one.
+
     live: bytes alive now. peak: the most so far, taken after operations.
     timeline: (operation, live bytes right after it); the first entry is ("start", bytes).
     marks: (name, position in `timeline`) of each call of `mark`.
@@ -103,6 +121,10 @@ class PeakMemory(TorchDispatchMode):
         self._blocks: list[_Block] = []
         self._alive: dict[int, _Block] = {}  # of each storage, by its address in C++
         self._cleanup = ExitStack()
+        self._node: tuple | None = None  # of the graph, whose backward runs now
+        self._node_began = 0  # in the timeline
+        # the last operation's first operand and result, the peak before, if `_hides_in_place`
+        self._written: tuple[int, int, int] | None = None
         self.live = self.peak = 0
         self.timeline: list[tuple[str, int]] = []
         self.marks: list[tuple[str, int]] = []
@@ -155,6 +177,8 @@ class PeakMemory(TorchDispatchMode):
         if func.namespace in ("prim", "profiler"):  # questions and notes: no memory
             return func(*args, **kwargs)
 
+        self._written = None  # its first operand lives on, so it did need a new tensor
+        self._follow_backward()
         given = {_storage(t): t.untyped_storage() for t in _tensors((args, kwargs))}
         out = func(*args, **kwargs)
 
@@ -166,8 +190,61 @@ class PeakMemory(TorchDispatchMode):
             purpose = "activations" if torch.is_grad_enabled() else "other"
             self._add(out, purpose, without=() if fresh else given)
 
+        peak = self.peak
         self._record(str(getattr(func, "overloadpacket", func)))
+        if self._hides_in_place(func, args, kwargs):
+            self._written = _storage(args[0]), _storage(out), peak
         return out
+
+    def _follow_backward(self) -> None:
+        node = torch._C._current_autograd_node()
+        if node is not None:  # not the node itself: that would keep its part of the graph
+            node = torch._C._current_graph_task_id(), node._sequence_nr(), node.name()
+        if node != self._node:
+            self._node, self._node_began = node, len(self.timeline)
+
+    def _hides_in_place(self, func: Any, args: tuple, kwargs: dict) -> bool:
+        """Whether without a mode the engine may have written this result into its first operand.
+
+        It adds the gradients that meet at a node in `accumulate`, torch/csrc/autograd/
+        input_buffer.cpp: in place, if grad mode is off, both are ordinary tensors, the first one
+        is dense, and neither it nor its storage has another owner. Formulas of backward do alike
+        with the zeros into which they write a gradient (torch/csrc/autograd/FunctionsManual.cpp).
+        Both ask `isTensorSubclassLike` (ATen/TensorSubclassLikeUtils.h): under a mode each tensor
+        counts as special, and they make a new one. Another owner shows itself afterwards: without
+        one the operand dies at once, and `_take_over` is called.
+
+        Really out of place are sums inside of formulas, of what they have made themselves (the
+        engine adds to what came from another node, or if an operand was given twice, as in
+        x * x), and sums in Python code: hooks, `backward` of a `torch.autograd.Function`.
+        """
+        node = torch._C._current_autograd_node()
+        if func not in HIDE_IN_PLACE or node is None or torch.is_grad_enabled() or kwargs:
+            return False
+        first, others = args[0], [t for t in tree_iter(args[1:]) if isinstance(t, Tensor)]
+        if not others or not all(_is_ordinary(t) for t in (first, *others)):
+            return False
+        if first._is_view() or not is_dense(first):  # a view holds its base: another owner
+            return False
+        key = _storage(first)
+        if key not in self._alive or key in map(_storage, others):
+            return False
+        own = self._alive[key].born >= self._node_began
+        if func is torch.ops.aten.add.Tensor:
+            edges = node.next_functions
+            right = not own or len(edges) > len(set(edges))
+        else:
+            right = own
+        return right and _is_called_by_autograd()
+
+    def _take_over(self, block: "_Block") -> None:
+        """Let a result have the memory of its first operand, which has just died."""
+        _, key, peak = self._written
+        self.live -= self._blocks.pop().bytes  # the result's own: without a mode it is not made
+        self._alive[key] = block
+        self.timeline[-1] = (self.timeline[-1][0], self.live)
+        self.peak = max(peak, self.live)
+        self._written = None
 
     def _record(self, operation: str) -> None:
         self.timeline.append((operation, self.live))
@@ -227,6 +304,9 @@ class PeakMemory(TorchDispatchMode):
 
     def _end(self, key: int) -> None:
         block = self._alive.pop(key)
+        if self._written is not None and key == self._written[0]:
+            self._take_over(block)
+            return
         block.died = len(self.timeline)
         self.live -= block.bytes
 
@@ -243,6 +323,23 @@ class _Block:
 
 def _is_known(thing: Any) -> bool:
     return isinstance(thing, (nn.Module, Optimizer))
+
+
+def _is_ordinary(thing: Any) -> bool:
+    """Whether this is a tensor of no special kind; a fake one stands for such a tensor."""
+    strided = isinstance(thing, Tensor) and thing.layout is torch.strided
+    return strided and type(thing) in (Tensor, nn.Parameter, FakeTensor)
+
+
+def _is_called_by_autograd() -> bool:
+    """Whether between autograd's engine and here only PyTorch and modes are being called."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not ENGINE:
+        name, file = frame.f_code.co_name, frame.f_code.co_filename
+        if not (file == __file__ or name == "__torch_dispatch__" or file.startswith(TORCH)):
+            return False
+        frame = frame.f_back
+    return True
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

@@ -491,7 +491,7 @@ class Marked(PeakMemory):
 
     def __init__(self, *existing):
         super().__init__(*existing)
-        self.numbers = []
+        self.numbers, self.counted = [], []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         given = zip(func._schema.arguments, args, strict=False)
@@ -501,6 +501,7 @@ class Marked(PeakMemory):
     def _record(self, operation):
         super()._record(operation)
         self.numbers.append(getattr(self, "inside", 0))
+        self.counted.append(self.live)  # with what exists only because of the mode
         torch.empty(MARKER + len(self.timeline), dtype=torch.uint8)
 
 
@@ -520,8 +521,8 @@ def according_to_the_profiler(run, *existing):
             inside.append(live)
     # `x.add_(1)`: while it runs, PyTorch holds the number 1 as a tensor of 8 bytes, unseen by us
     found = [count - 8 * n for count, n in zip(found, memory.numbers, strict=True)]
-    start = memory.timeline[0][1]
-    return [count - start for _, count in memory.timeline], found, inside[:-1]
+    ours = [count - memory.counted[0] for count in memory.counted]
+    return ours, found, inside[:-1]
 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "AdamW foreach"])
@@ -546,6 +547,157 @@ def test_the_profiler_agrees_after_every_operation(recompute, make, loss, optimi
     assert ours == theirs
     assert len(ours) > 50
     assert all(count <= most for count, most in zip(ours, inside, strict=True))
+
+
+def peak_without_a_mode(run):
+    """Return (peak, bytes at the end) according to the profiler, with no mode on."""
+    with profile(use_device=None, profile_memory=True) as profiler:
+        _kept = run()
+    events = [e for e in profiler.kineto_results.events() if e.name() == "[memory]"]
+    live = [0]
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        live.append(live[-1] + event.nbytes())
+    return max(live), live[-1]
+
+
+class Negated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.neg()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.neg() + grad.roll(1)  # two tensors and their sum
+
+
+def kept(result, into):
+    """Let somebody own the gradient that the operation before `result` returns."""
+    result.grad_fn.register_hook(lambda gradients, _: into.append(gradients[0]))
+    return result
+
+
+def hooked(x, hook):
+    x.register_hook(hook)
+    return x
+
+
+MEETINGS = {  # (y, list of what stays) -> result; how many tensors too many a mode makes
+    "y * y": (lambda y, _: y * y, 1),
+    "y @ y": (lambda y, _: y @ y, 1),
+    "three operands of one operation": (lambda y, _: torch.addcmul(y, y, y), 1),
+    "twice": (lambda y, _: y.neg() + y.roll(1), 1),
+    "three times": (lambda y, _: y.neg() + y.roll(1) + y.flip(0), 1),
+    "the same gradient twice": (lambda y, _: y + y, 0),
+    "the same gradient three times": (lambda y, _: y + y + y, 1),
+    "one residual": (lambda y, _: y + y.neg(), 0),
+    "a residual stream": (lambda y, _: (y + y.neg()) + (y + y.neg()).roll(1), 1),
+    "somebody keeps both": (lambda y, into: kept(y.neg(), into) + kept(y.roll(1), into), 0),
+    "somebody keeps the first": (lambda y, into: y.neg() + kept(y.roll(1), into), 0),
+    "somebody keeps the second": (lambda y, into: kept(y.neg(), into) + y.roll(1), 1),
+    "a view first": (lambda y, _: y.neg() + y.t().neg().t(), 0),
+    "a view second": (lambda y, _: y.t().neg().t() + y.neg(), 1),
+    "an expanded gradient first": (lambda y, _: y.neg() + y.sum(), 0),
+    "an expanded gradient second": (lambda y, _: y.sum() + y.neg(), 1),
+    "parts": (lambda y, _: torch.cat([y.neg(), y]).neg(), 0),
+    "a function's own sum": (lambda y, _: Negated.apply(y), 0),
+    "a hook's sum": (lambda y, _: hooked(y.neg(), lambda g: g.neg() + g.roll(1)), 0),
+    "a hook adds": (lambda y, _: hooked(y.neg(), lambda g: g + torch.ones_like(g)).roll(1), 0),
+    "a formula's own sum": (lambda y, _: torch.atan2(y, y.neg()), 0),
+    "x[i]": (lambda y, _: y[torch.arange(5)], 1),
+    "index_select": (lambda y, _: y.index_select(0, torch.arange(5)), 1),
+    "take": (lambda y, _: y.take(torch.arange(5)), 1),
+    "max": (lambda y, _: y.max(1).values, 1),
+    "gather": (lambda y, _: y.gather(1, torch.arange(100).unsqueeze(1)), 1),
+}
+
+
+def meeting(use, **options):
+    def run():
+        x = torch.full((100, 100), 0.5, requires_grad=True)
+        y, held = x.clone(), []
+        z = use(y, held)
+        torch.autograd.backward(z, torch.ones_like(z), **options)
+        return x.grad, held
+
+    return run
+
+
+def peak_in_here(run):
+    with PeakMemory() as memory:
+        _kept = run()
+        live = memory.live
+    for i, (_, bytes_then) in enumerate(memory.timeline):
+        assert sum(memory.by_category(i).values()) == bytes_then
+    assert memory.peak == max(live for _, live in memory.timeline)
+    return memory.peak, live
+
+
+class Third(PeakMemory):
+    """Count what is there while the mode is on."""
+
+    def _hides_in_place(self, *args):
+        return False
+
+
+@pytest.mark.parametrize("name", MEETINGS)
+def test_gradients_that_meet_take_what_they_take_without_a_mode(name):
+    use, too_many = MEETINGS[name]
+    run, size = meeting(use), 4 * 100 * 100
+    run()
+    expected = peak_without_a_mode(run)
+    assert peak_in_here(run) == expected
+    with FakeTensorMode():
+        assert peak_in_here(run) == expected
+    with Third() as third:
+        run()
+    assert third.peak - expected[0] == pytest.approx(too_many * size, rel=0.1)
+    with PeakMemory() as outer, PeakMemory():
+        run()
+    assert outer.peak == expected[0]
+
+
+@pytest.mark.parametrize("options", [{"create_graph": True}, {"retain_graph": True}])
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_a_graph_of_the_gradients_needs_all_of_them(options):
+    run = meeting(lambda y, _: y.neg() + y.roll(1) + y.flip(0), **options)
+    run()
+    assert peak_in_here(run) == peak_without_a_mode(run)
+    tensors = 7 if "create_graph" in options else 6  # x, y, z, dz, and two or three gradients
+    assert peak_in_here(run)[0] == tensors * 4 * 100 * 100
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_two_gradients_of_a_matrix_for_input_and_output(autocast, sparse):
+    def run():
+        matrix = nn.Parameter(torch.ones(2000, 64))
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            x = F.embedding(torch.arange(8), matrix, sparse=sparse)
+            loss = F.linear(x, matrix).sum()
+        loss.backward()
+        return matrix.grad
+
+    run()
+    expected, got = peak_without_a_mode(run), peak_in_here(run)
+    assert abs(got[0] - expected[0]) <= 8 and got[1] == expected[1]  # a number, 1 / count
+    matrices = round(got[0] / (4 * 2000 * 64))
+    assert matrices == (3 if (autocast, sparse) != (False, False) else 4), matrices
+
+
+def test_a_sum_of_gradients_becomes_the_gradient():
+    """The sum stands in for the first of the two, so that is what the purpose belongs to."""
+    x = torch.ones(100, requires_grad=True)
+    with PeakMemory(x) as memory:
+        (x.neg() + x.flip(0)).backward(torch.ones(100))
+    gradients = [memory.by_category(i)["gradients"] for i in range(len(memory.timeline))]
+    made = gradients.index(400)
+    assert [name for name, _ in memory.timeline[made:]] == [
+        "aten.flip",
+        "aten.neg",
+        "aten.add",
+        "aten.detach",
+    ]
+    assert set(gradients[made:]) == {400}
 
 
 def test_the_profiler_sees_the_scratch_memory_that_we_do_not():
