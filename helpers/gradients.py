@@ -1,4 +1,4 @@
-"""Chapter 08: hooks that remove themselves, a gradient monitor, gradients of one's own, attacks."""
+"""Chapter 08: hooks that remove themselves, a gradient monitor, custom gradients, attacks."""
 
 import ast
 import importlib.util
@@ -57,9 +57,11 @@ def on_gradients(
 def clip_each(model: nn.Module, max_norm: float) -> AbstractContextManager[None]:
     """Return a context that scales each parameter's gradient down to `max_norm`, on its own.
 
-    Unlike `nn.utils.clip_grad_norm_`, which scales all of them by one factor: that needs all the
-    gradients, and a hook sees one.
+    Use it with `with`; a call alone changes nothing. Unlike `nn.utils.clip_grad_norm_`, which
+    scales all of them by one factor: that needs all the gradients, and a hook sees one.
     """
+    if not max_norm > 0:
+        raise ValueError(f"expected a positive max_norm, got {max_norm}")
 
     def clip(_name: str, gradient: Tensor) -> Tensor:
         norm = torch.linalg.vector_norm(gradient)
@@ -84,7 +86,7 @@ def add_noise(
 
 @contextmanager
 def step_in_backward(
-    model: nn.Module, make: Callable[[list[nn.Parameter]], Optimizer]
+    model: nn.Module, make_optimizer: Callable[[list[nn.Parameter]], Optimizer]
 ) -> Iterator[list[Optimizer]]:
     """Step each parameter as soon as its gradient is complete, and free the gradient at once.
 
@@ -92,11 +94,12 @@ def step_in_backward(
             for x, y in batches:
                 loss_fn(model(x), y).backward()  # no optimizer.step(), no zero_grad()
 
-    make: builds the optimizer of one parameter. Nothing that needs all gradients at once fits in:
-    no clipping by the global norm, no accumulation, no `GradScaler`.
+    make_optimizer: builds the optimizer of one parameter. Nothing that needs all gradients at once
+    fits in: no clipping by the global norm, no accumulation, no `GradScaler`. Nor does reentrant
+    checkpointing of a shared parameter, whose gradient then comes in several parts.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizers = {p: make([p]) for p in trained}
+    optimizers = {p: make_optimizer([p]) for p in trained}
 
     def step(parameter: Tensor) -> None:
         optimizers[parameter].step()
@@ -115,18 +118,21 @@ class Finding:
 
     step: how many steps the optimizer had taken. kind: "NaN", "Inf", "exploding", "vanishing".
     place: the parameter, or "output of …" for a layer. largest: its largest absolute element.
-    after: for NaN and Inf, what backward had reached last while all was still well.
+    used_by: for NaN and Inf, the modules that received the tensor at `place`: the gradient became
+    bad in the backward pass of one of them, or of an operation outside of all modules.
     """
 
     step: int
     kind: str
     place: str
     largest: float
-    after: str = ""
+    used_by: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        since = f"; still finite at {self.after}" if self.after else ""
-        return f"step {self.step}: {self.kind} in {self.place} ({self.largest:.3g}{since})"
+        where = f"step {self.step}: {self.kind} in {self.place}"
+        if self.kind in ("exploding", "vanishing"):
+            return f"{where} ({self.largest:.3g})"
+        return f"{where}, used by {' and '.join(self.used_by)}" if self.used_by else where
 
 
 class GradientMonitor:
@@ -138,12 +144,14 @@ class GradientMonitor:
 
     In each step it notes the largest absolute element of the gradient of every parameter and of
     every submodule's output, in the order of the backward pass, and judges them just before the
-    optimizer steps: the first NaN or Inf, and all parameters above `large` or below `small` (a
-    gradient of exactly 0 is below; one that is missing is not seen). With `stop`, a NaN or Inf
-    raises FloatingPointError before it can reach the weights.
+    optimizer steps: the first NaN or Inf, or else all parameters above `large`, or below `small`
+    times the largest gradient of a parameter in this step (a gradient of exactly 0 is below; one
+    that is missing is not seen). With `stop`, a NaN or Inf raises FloatingPointError before it can
+    reach the weights; not so with an optimizer such as LBFGS, which runs backward in its step.
 
-    The numbers stay on the device until the step and come over together. With a `GradScaler`,
-    gradients are scaled and an Inf now and then is normal: watch after `unscale_` instead.
+    Outputs that are tensors, or tuples or lists of them, are watched. The numbers stay on the
+    device until the step. With a `GradScaler`, gradients are scaled and an Inf now and then is
+    normal: watch after `unscale_` instead.
     """
 
     def __init__(
@@ -152,11 +160,11 @@ class GradientMonitor:
         optimizer: Optimizer,
         *,
         large: float = 1e3,
-        small: float = 1e-8,
+        small: float = 1e-4,
         stop: bool = False,
     ):
-        if not 0 <= small < large:
-            raise ValueError(f"expected 0 <= small < large, got small {small} and large {large}")
+        if not (0 <= small < 1 and large > 0):
+            raise ValueError(f"expected 0 <= small < 1 and large > 0, got {small} and {large}")
         self.model = model
         self.optimizer = optimizer
         self.large = large
@@ -166,30 +174,43 @@ class GradientMonitor:
         self.findings: list[Finding] = []
         self.history: dict[str, list[float]] = {}
         self._seen: dict[str, Tensor] = {}
-        self._open = ExitStack()
+        self._made: dict[int, tuple[weakref.ref, str]] = {}  # id of a tensor -> it, its place
+        self._used: dict[str, dict[str, None]] = {}  # place -> the modules that received it
+        self._hooks = ExitStack()
 
     def __enter__(self) -> "GradientMonitor":
-        self._open.enter_context(attached(self._register()))
+        self._hooks.enter_context(attached(self._register()))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._open.close()
+        self._hooks.close()
         self._seen.clear()
+        self._made.clear()
+        self._used.clear()
 
     def _register(self) -> Iterator[RemovableHandle]:
         for name, module in self.model.named_modules():
             if name:
-                yield module.register_forward_hook(self._watch_output(f"output of {name}"))
+                yield module.register_forward_hook(self._watch(name))
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
                 yield parameter.register_hook(self._note(name))
         yield self.optimizer.register_step_pre_hook(lambda *_: self.judge())
 
-    def _watch_output(self, place: str) -> Callable:
-        def watch(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            for tensor in output if isinstance(output, (tuple, list)) else [output]:
-                if isinstance(tensor, Tensor) and tensor.requires_grad:
+    def _watch(self, name: str) -> Callable:
+        place = f"output of {name}"
+
+        def watch(_module: nn.Module, inputs: Any, output: Any) -> None:
+            for tensor in _tensors(inputs):
+                made, where = self._made.get(id(tensor), (None, ""))
+                if made is not None and made() is tensor:  # ids are used again
+                    self._used.setdefault(where, {})[name] = None
+            for tensor in _tensors(output):
+                if tensor.requires_grad:
                     tensor.register_hook(self._note(place))  # it goes with the graph
+                    made, _ = self._made.get(id(tensor), (None, ""))
+                    if made is None or made() is not tensor:  # not by a module inside this one
+                        self._made[id(tensor)] = weakref.ref(tensor), place
 
         return watch
 
@@ -208,12 +229,13 @@ class GradientMonitor:
     def judge(self) -> None:
         """Judge what was seen since the last step; the optimizer calls this before each step."""
         places = list(self._seen)
-        numbers = [one.double().cpu() for one in self._seen.values()]
+        largest = [value.item() for value in self._seen.values()]
         self._seen.clear()
-        largest = torch.stack(numbers).tolist() if numbers else []
         found = self._broken(places, largest)
         if not found:
             found = self._out_of_range(places, largest)
+        self._made.clear()
+        self._used.clear()
         for place, value in zip(places, largest, strict=True):
             self.history.setdefault(place, []).append(value)
         self.findings += found
@@ -223,26 +245,35 @@ class GradientMonitor:
 
     def _broken(self, places: list[str], largest: list[float]) -> list[Finding]:
         """Find the first NaN or Inf on the way back: all behind it may have it from there."""
-        after = "the loss"
         for place, value in zip(places, largest, strict=True):
             if not math.isfinite(value):
                 kind = "NaN" if math.isnan(value) else "Inf"
-                return [Finding(self.step, kind, place, value, after)]
-            after = place
+                return [Finding(self.step, kind, place, value, tuple(self._used.get(place, ())))]
         return []
 
     def _out_of_range(self, places: list[str], largest: list[float]) -> list[Finding]:
+        of_parameters = [
+            (place, value)
+            for place, value in zip(places, largest, strict=True)
+            if not place.startswith("output of ")
+        ]
+        top = max((value for _, value in of_parameters), default=0.0)
         found = []
-        for place, value in zip(places, largest, strict=True):
-            if not place.startswith("output of "):
-                if value > self.large:
-                    found.append(Finding(self.step, "exploding", place, value))
-                elif value < self.small:
-                    found.append(Finding(self.step, "vanishing", place, value))
+        for place, value in of_parameters:
+            if value > self.large:
+                found.append(Finding(self.step, "exploding", place, value))
+            elif value == 0 or value < self.small * top:
+                found.append(Finding(self.step, "vanishing", place, value))
         return found
 
 
-# ---- gradients of one's own
+def _tensors(values: Any) -> list[Tensor]:
+    """Return the tensors among the inputs or outputs of a module."""
+    listed = values if isinstance(values, (tuple, list)) else [values]
+    return [value for value in listed if isinstance(value, Tensor)]
+
+
+# ---- custom gradients
 
 
 class Softplus(Function):
@@ -257,9 +288,9 @@ class Softplus(Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
+    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        return g * torch.sigmoid(x)
+        return grad_output * torch.sigmoid(x)
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -287,9 +318,9 @@ class Quantize(Function):
         ctx.save_for_backward((x > low * scale) & (x < high * scale))
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None, None]:
         (inside,) = ctx.saved_tensors
-        return g * inside, None, None, None
+        return grad_output * inside, None, None, None
 
 
 def quantize(x: Tensor, scale: float, bits: int) -> Tensor:
@@ -301,7 +332,9 @@ def quantize(x: Tensor, scale: float, bits: int) -> Tensor:
     """
     if bits < 1 or not scale > 0:
         raise ValueError(f"expected at least 1 bit and a positive scale, got {bits} and {scale}")
-    return Quantize.apply(x, scale, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    low = -(2 ** (bits - 1))
+    high = 2 ** (bits - 1) - 1
+    return Quantize.apply(x, scale, low, high)
 
 
 class ReverseGradient(Function):
@@ -316,8 +349,8 @@ class ReverseGradient(Function):
         ctx.strength = inputs[1]
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return -ctx.strength * g, None
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
+        return -ctx.strength * grad_output, None
 
 
 def reverse_gradient(x: Tensor, strength: float = 1.0) -> Tensor:
@@ -330,10 +363,11 @@ def reverse_gradient(x: Tensor, strength: float = 1.0) -> Tensor:
 
 
 def custom_gradients(package: str = "helpers") -> list[str]:
-    """List every gradient that `package` defines itself, from its source, as "module.name".
+    """List the gradients that `package` defines itself, from its source, as "module.name".
 
-    That is: each subclass of `autograd.Function`, each operator with `register_autograd`, and each
-    function that registers one only when it is called (as for code that is compiled on demand).
+    That is: each direct subclass of `autograd.Function` at the top of a module, each operator with
+    `register_autograd`, and each function that registers one only when it is called (as for code
+    that is compiled on demand).
     """
     specification = importlib.util.find_spec(package)
     if specification is None or not specification.submodule_search_locations:
@@ -443,8 +477,8 @@ class OnDisk(saved_tensors_hooks):
 
     def __init__(self, folder: str | Path | None = None, exclude: Iterable[Tensor] = ()):
         self._kept = {t.untyped_storage()._cdata for t in exclude}
-        self._temporary = tempfile.TemporaryDirectory() if folder is None else None
-        self._folder = Path(self._temporary.name if folder is None else folder)
+        self._temporary = tempfile.TemporaryDirectory(dir=folder)  # one for each OnDisk
+        self._folder = Path(self._temporary.name)
         self._numbers = itertools.count()
         self._sizes: dict[Path, int] = {}
         super().__init__(self._pack, self._unpack)

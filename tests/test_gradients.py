@@ -133,6 +133,11 @@ def test_clip_each_is_clip_grad_norm_of_each():
         assert ours.norm() <= bound * (1 + 1e-12)
 
 
+def test_a_bound_of_zero_is_refused():
+    with pytest.raises(ValueError, match="expected a positive max_norm"):
+        clip_each(nn.Linear(2, 1), 0.0)
+
+
 def test_a_zero_gradient_is_clipped_to_zero():
     model = nn.Linear(2, 1)
     with clip_each(model, 1.0):
@@ -240,8 +245,27 @@ def test_the_birthplace_of_a_nan_is_named():
     monitor = train_once(model, torch.ones(1, 2))
     first = monitor.findings[0]
     assert (first.step, first.kind, first.place) == (0, "NaN", "output of 1")
-    assert first.after == "output of 2" and len(monitor.findings) == 2  # one for each step
-    assert str(first) == "step 0: NaN in output of 1 (nan; still finite at output of 2)"
+    assert first.used_by == ("2",) and len(monitor.findings) == 2  # one for each step
+    assert str(first) == "step 0: NaN in output of 1, used by 2"
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_with_branches_every_module_that_used_the_bad_tensor_is_named(norm_first):
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.mlp, self.attention = Root(), nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x):
+            if norm_first:
+                return self.mlp(self.norm(x)) + self.attention(x)
+            return self.attention(x) + self.mlp(self.norm(x))
+
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), Branches(), nn.Linear(2, 1))
+    nn.init.zeros_(model[0].weight)
+    nn.init.zeros_(model[1].mlp.weight)
+    first = train_once(model, torch.ones(1, 2)).findings[0]
+    assert first.place == "output of 0" and set(first.used_by) == {"1.norm", "1.attention", "1"}
 
 
 def test_an_infinity_is_told_from_a_nan_and_stops_before_the_weights_are_spoiled():
@@ -298,11 +322,11 @@ def test_without_gradients_nothing_is_noted():
 
 def test_bounds_of_the_monitor_must_make_sense():
     model = net(2, 1)
-    with pytest.raises(ValueError, match="expected 0 <= small < large"):
-        GradientMonitor(model, torch.optim.SGD(model.parameters(), lr=1.0), large=1e-9)
+    with pytest.raises(ValueError, match="expected 0 <= small < 1 and large > 0"):
+        GradientMonitor(model, torch.optim.SGD(model.parameters(), lr=1.0), large=0.0)
 
 
-# ---- gradients of one's own
+# ---- custom gradients
 
 POINTS = torch.tensor([-900.0, -100, -20, -1e-3, 0, 1e-3, 1, 20, 88, 89, 100, 900, 1e30])
 
@@ -606,13 +630,25 @@ def test_on_disk_gives_the_same_bits_and_deletes_its_files(tmp_path):
     with OnDisk(tmp_path, exclude=model.parameters()) as disk:
         loss = model(x).sum()
     assert disk.bytes == 8 * 5 * (6 + 8 + 8)  # ReLU and the last layer each write its output
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.glob("*/*.pt"))) == 3
     loss.backward()
     for p, g in zip(model.parameters(), plain, strict=True):
         assert torch.equal(p.grad, g)
     del loss
     gc.collect()
-    assert disk.bytes == 0 and not list(tmp_path.iterdir())
+    assert disk.bytes == 0 and not list(tmp_path.glob("*/*.pt"))
+
+
+def test_two_on_disk_in_one_folder_do_not_mix_their_files(tmp_path):
+    x = torch.tensor([2.0], requires_grad=True)
+    with OnDisk(tmp_path):
+        first = x.exp()
+    with OnDisk(tmp_path):
+        second = (2 * x).exp()
+    (g,) = torch.autograd.grad(first, x)
+    assert g == first.detach()
+    (g,) = torch.autograd.grad(second, x)
+    assert g == 2 * second.detach()
 
 
 def test_a_view_is_written_without_its_storage():

@@ -16,7 +16,7 @@ from helpers.gradients import reverse_gradient
 
 def train_only(table: Tensor, rows: list[int]) -> Any:
     """Register a hook after which only these rows of `table` receive a gradient."""
-    keep = torch.zeros(len(table), 1, dtype=table.dtype)
+    keep = table.new_zeros(len(table), 1)
     keep[rows] = 1
     return table.register_hook(lambda gradient: gradient * keep)
 
@@ -107,9 +107,9 @@ class _Log1mexp(Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
+    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        return g / torch.expm1(x)
+        return grad_output / torch.expm1(x)
 
 
 def log1mexp(x: Tensor) -> Tensor:
