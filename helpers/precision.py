@@ -291,7 +291,7 @@ def _as_float32(number: float) -> float:
 
 # ---- which dtype autocast gives to an operation
 
-LOW, WIDE, NEITHER = "low", "float32", "as it comes"
+LOW, WIDE, NEITHER = "low", "float32", "input dtype"
 
 
 @dataclass(frozen=True)
@@ -299,7 +299,7 @@ class AutocastRow:
     """What an operation returned under autocast.
 
     from_float32, from_low: dtype of the result when all inputs had float32, or the low precision.
-    group: "low" or "float32", where the result has this precision whatever comes in; "as it comes"
+    group: "low" or "float32", where the result has this precision whatever comes in; "input dtype"
     where autocast does nothing.
     """
 

@@ -308,7 +308,7 @@ def test_the_table_agrees_with_what_the_kernels_receive(low):
             with Inputs() as seen, torch.autocast("cpu", low):
                 operation(*inputs)
             ran_in = set().union(*seen.calls)
-            expected = {"low": low, "float32": torch.float32, "as it comes": given}[row.group]
+            expected = {"low": low, "float32": torch.float32, "input dtype": given}[row.group]
             assert expected in ran_in, row
             assert ran_in <= {expected, given}, row  # ones_like of a case may be outside
 
@@ -317,7 +317,7 @@ def test_the_groups_on_a_cpu_are_these():
     groups = {row.name: row.group for row in precision.autocast_table()}
     assert groups["matmul"] == groups["F.linear"] == "low"
     assert groups["F.cross_entropy"] == groups["F.mse_loss"] == "float32"
-    assert groups["softmax"] == groups["F.layer_norm"] == groups["add"] == "as it comes"
+    assert groups["softmax"] == groups["F.layer_norm"] == groups["add"] == "input dtype"
 
 
 def test_the_source_lists_softmax_for_cuda_in_float32():
@@ -326,7 +326,7 @@ def test_the_source_lists_softmax_for_cuda_in_float32():
     assert lists["matmul"] == lists["linear"] == lists["scaled_dot_product_attention"] == "low"
     assert "relu" not in lists and "addcmul" not in lists
     assert precision.cuda_group("F.cross_entropy") == "float32"
-    assert precision.cuda_group("F.relu") == "as it comes"
+    assert precision.cuda_group("F.relu") == "input dtype"
 
 
 def test_unknown_operations_and_other_headers_are_refused(monkeypatch, tmp_path):

@@ -1,4 +1,4 @@
-"""Chapter 10, exercises: bits read by hand, the dynamic scale, clipping with a scaler, rounding."""
+"""Chapter 10, exercises: updates that are lost, the dynamic scale, clipping, rounding."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,20 +7,26 @@ import torch
 from torch import Tensor, nn
 
 from helpers.exercises.harness import Exercise
-from helpers.precision import FORMATS, LossScaler
+from helpers.precision import LossScaler
 
-# ---- 1: sixteen bits are a number
-
-
-def decode_fp16(pattern: int) -> float:
-    """Return the number whose bits, as float16, are those of the integer `pattern`."""
-    return FORMATS["fp16"].decode(pattern)
+# ---- 1: is an update too small to change a weight?
 
 
-def _patterns() -> list[tuple[int]]:
-    named = [0x3C00, 0xC680, 0x3555, 0x7BFF, 0x0400, 0x03FF, 0x0001, 0x8001, 0x0000, 0x7C00, 0xFC00]
-    drawn = torch.randint(0, 0x7C00, (30,)).tolist()
-    return [(pattern,) for pattern in [*named, *drawn]]
+def is_lost(weight: float, update: float, dtype: torch.dtype) -> bool:
+    """Add in float64, round to `dtype`, and say whether the weight is still the same."""
+    return torch.tensor(weight + update, dtype=torch.float64).to(dtype).item() == weight
+
+
+def _updates() -> list[tuple[float, float, torch.dtype]]:
+    cases = []
+    for dtype in (torch.bfloat16, torch.float16):
+        eps = torch.finfo(dtype).eps
+        drawn = (torch.rand(4) + 0.5).to(dtype).tolist()
+        for weight in (1.0, 256.0, 1.5, 0.0625, 0.75, 3.0, *drawn):
+            for share in (0.2, 0.3, 0.45, 0.55, 0.9, 3.0):  # of the gap if this were at 1
+                for sign in (1, -1):
+                    cases.append((weight, sign * share * weight * eps, dtype))
+    return cases
 
 
 # ---- 2: the dynamic scale
@@ -121,7 +127,9 @@ def _numbers() -> list[tuple[Tensor]]:
 
 
 EXERCISES = {
-    "decode_fp16": Exercise(reference=decode_fp16, cases=_patterns, scale=2.0**-24),
+    "is_lost": Exercise(
+        reference=is_lost, cases=_updates, forbid=("tensor", "bfloat16", "half", "to", "full")
+    ),
     "scales": Exercise(reference=scales, cases=_histories),
     "clipped_step": Exercise(reference=clipped_step, cases=_slopes, through=_trained),
     "round_to_bf16": Exercise(

@@ -1,21 +1,24 @@
 import math
-import struct
 
 import pytest
 import torch
 
 from helpers.exercises import check
+from helpers.precision import FORMATS
 
 
-def by_parts(pattern, bias=15, subnormal=True, special=True, sign=True):
-    """The formula, with or without its four parts."""
-    exponent, mantissa = pattern >> 10 & 31, pattern & 1023
-    factor = -1.0 if sign and pattern >> 15 else 1.0
-    if special and exponent == 31:
-        return factor * math.inf
-    if subnormal and exponent == 0:
-        return factor * mantissa * 2.0**-24
-    return factor * (1 + mantissa / 1024) * 2.0 ** (exponent - bias)
+def by_gap(weight, update, dtype, below=True, half=2.0, local=True):
+    """The rule of the gap, with or without its parts."""
+    mantissa, exponent = math.frexp(weight)
+    gap = torch.finfo(dtype).eps * (2.0 ** (exponent - 1) if local else 1.0)
+    if below and update < 0 and mantissa == 0.5:
+        gap /= 2
+    return abs(update) < gap / half
+
+
+def by_format(weight, update, dtype):
+    name = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    return FORMATS[name].round(weight + update) == weight
 
 
 def history(overflowed, scale, growth_interval, restart=True, grow=2.0, shrink=0.5, early=False):
@@ -82,11 +85,7 @@ def integer(x, add):
 
 
 RIGHT = {
-    "decode_fp16": [
-        by_parts,
-        lambda pattern: torch.tensor([pattern]).to(torch.int16).view(torch.float16).item(),
-        lambda pattern: struct.unpack("<e", pattern.to_bytes(2, "little"))[0],
-    ],
+    "is_lost": [by_gap, by_format],
     "scales": [history],
     "clipped_step": [step(), step(unscale=False, limit=lambda n, s: n * s)],
     "round_to_bf16": [
@@ -96,14 +95,15 @@ RIGHT = {
 }
 
 WRONG = {
-    "decode_fp16": [
-        lambda pattern: by_parts(pattern, bias=16),
-        lambda pattern: by_parts(pattern, subnormal=False),
-        lambda pattern: by_parts(pattern, special=False),
-        lambda pattern: by_parts(pattern, sign=False),
-        lambda pattern: float(pattern),
-        lambda pattern: torch.tensor([pattern]).to(torch.int16).view(torch.bfloat16).item(),
-        lambda pattern: torch.tensor([pattern]).to(torch.int16).view(torch.float16),
+    "is_lost": [
+        lambda w, u, d: by_gap(w, u, d, below=False),
+        lambda w, u, d: by_gap(w, u, d, half=1.0),
+        lambda w, u, d: by_gap(w, u, d, half=4.0),
+        lambda w, u, d: by_gap(w, u, d, local=False),
+        lambda w, u, d: abs(u) < w * torch.finfo(d).eps / 2,
+        lambda w, u, d: by_gap(w, u, torch.bfloat16),
+        lambda w, u, d: (torch.tensor(w + u).to(d) == w).item(),
+        lambda w, u, d: abs(u),
     ],
     "scales": [
         lambda o, s, n: history(o, s, n, restart=False),
@@ -139,7 +139,7 @@ WRONG = {
     ("name", "answer", "words"),
     [
         ("clipped_step", step(unscale=False), "result 1: value: 2 of 2 elements differ"),
-        ("decode_fp16", WRONG["decode_fp16"][6], "expected float, got Tensor"),
+        ("is_lost", WRONG["is_lost"][7], "expected bool, got float"),
         ("round_to_bf16", WRONG["round_to_bf16"][4], "to be solved without bfloat16"),
         ("round_to_bf16", WRONG["round_to_bf16"][1], "case 1 of 6"),
         ("scales", WRONG["scales"][5], "expected 4 results, got 1"),
