@@ -14,8 +14,8 @@
                        checkpoint      files that are atomic to write and safe to read
                        schedules       learning rates as functions of the step
                        callbacks       progress bar, history, TensorBoard, checkpoints, early stop
-    07_mnist           mnist           the recipe, its evaluation, a digit of one's own
-    08_gradients       gradients       hooks that remove themselves, a monitor, custom gradients, FGSM
+    07_mnist           mnist           the recipe, its evaluation, a digit that you draw
+    08_gradients       gradients       hooks that remove themselves, a monitor, custom gradients
     09_memory          memory          the bytes of training: saved, alive, at the peak; predicted
                        allocator       a small caching allocator; CUDA memory snapshots to read
                        budget          the bytes of a GPT's step by formula, part by part
