@@ -69,8 +69,10 @@ class Checkpointed:
         ...
         change.remove()
 
-    Also a context manager. Names in the `state_dict`, `deepcopy` and hooks are not affected; the
-    hooks of modules inside a block run twice, because the block does.
+    Also a context manager. Until it is removed, each module refers to itself, so that a model that
+    is no longer used is freed by Python's garbage collector only. Names in the `state_dict`,
+    `deepcopy` and hooks are not affected; the hooks of modules inside a block run twice, because
+    the block does.
 
     policy: what to keep all the same, see `create_selective_checkpoint_contexts`: a list of
     operations such as `torch.ops.aten.mm.default`, or a function of (context, operation, *args).
@@ -111,37 +113,6 @@ def _checkpointed(module: nn.Module, context_fn: Callable, *args: Any, **kwargs:
     return checkpoint(forward, *args, use_reentrant=False, context_fn=context_fn, **kwargs)
 
 
-class CheckpointedGroups(nn.ModuleList):
-    """A list of blocks that a model runs through in checkpointed groups of `size` blocks.
-
-        model.blocks = CheckpointedGroups(model.blocks, size=3)
-        model.blocks = model.blocks.plain()  # undone
-
-    Only the input of each group is kept. For models with a loop `for block in self.blocks:
-    x = block(x)`: iterating yields groups, while indices and names are those of the blocks.
-    """
-
-    def __init__(self, blocks: Iterable[nn.Module], size: int):
-        if size < 1:
-            raise ValueError(f"expected groups of at least 1 block, got {size}")
-        super().__init__(blocks.plain() if isinstance(blocks, CheckpointedGroups) else blocks)
-        self.size = size
-
-    def __iter__(self) -> Iterator[Callable[[Tensor], Tensor]]:
-        for group in in_groups(self._modules.values(), self.size):
-            yield functools.partial(checkpoint, _run, group, use_reentrant=False)
-
-    def plain(self) -> nn.ModuleList:
-        """Return an ordinary list of the same blocks."""
-        return nn.ModuleList(self._modules.values())
-
-
-def _run(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
-    for block in blocks:
-        x = block(x)
-    return x
-
-
 def group_peak(layers: int, ratio: float, size: int) -> float:
     """Return the most that is alive in backward with groups of `size` blocks, in block inputs.
 
@@ -166,7 +137,8 @@ class Offload(saved_tensors_hooks):
 
     PyTorch's own `torch.autograd.graph.save_on_cpu` moves everything: weights as well, which stay
     on the device anyway, and small tensors, for which the trip costs more than it saves.
-    pin_memory: page-locked host memory, so that copies can overlap with computing (CUDA).
+    pin_memory: page-locked host memory, so that the host does not wait for copies (CUDA). They are
+        queued on the current stream, so they do not overlap with what the device computes.
     """
 
     def __init__(
@@ -184,7 +156,7 @@ class Offload(saved_tensors_hooks):
     def _pack(self, tensor: Tensor) -> tuple[torch.device, Tensor]:
         size = tensor.numel() * tensor.element_size()
         if size < self._at_least or _storage(tensor) in self._excluded:
-            return tensor.device, tensor
+            return tensor.device, tensor.detach()  # with its grad_fn the graph would hold itself
         self.bytes += size
         host = torch.empty_like(tensor, device="cpu", pin_memory=self._pin)
         return tensor.device, host.copy_(tensor, non_blocking=self._pin)
