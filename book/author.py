@@ -62,8 +62,9 @@ def merged(outputs: list[dict]) -> list[dict]:
 def portable(text: str) -> str:
     """A traceback without the paths of the machine it was made on."""
     text = text.replace(f"{ROOT}/", "")
-    text = re.sub(r"[^\s\x1b\"']*/site-packages/", "site-packages/", text)
-    return re.sub(r"[^\s\x1b\"']*/(ipykernel_)\d+/\d+\.py", r"\1N/N.py", text)
+    color = r"((?:\x1b\[[\d;]*m)?)"  # it stands right before the path, and stays
+    text = re.sub(color + r"[^\s\x1b\"']*/site-packages/", r"\1site-packages/", text)
+    return re.sub(color + r"[^\s\x1b\"']*/(ipykernel_)\d+/\d+\.py", r"\1\2N/N.py", text)
 
 
 def write(path: Path, notebook: dict) -> None:

@@ -568,6 +568,48 @@ def test_evidence_shows_its_box_first_and_its_code_as_a_small_line(read):
     assert small["height"] <= 32 and small["width"] <= top["width"] / 3
 
 
+# -- what is too wide for a phone ------------------------------------------------------------------
+
+
+def test_on_a_phone_a_slider_s_value_stands_beside_its_name(read):
+    page = read(viewport=PHONE).open("zh/notebooks/09_memory.html")
+    label = page.locator("figure.explore label").first
+    name, track, value = (label.locator(one).bounding_box() for one in ("code", "input", "output"))
+    assert abs(name["y"] + name["height"] / 2 - value["y"] - value["height"] / 2) < 4
+    assert track["y"] >= name["y"] + name["height"] and track["width"] > 250
+
+
+WIDE_FORMULA = """() => {
+  const formula = document.querySelector("article p mjx-container:not([display])");
+  const copies = Array.from({ length: 40 }, () => formula.firstElementChild.cloneNode(true));
+  const before = getComputedStyle(formula).overflowX;
+  const whole = document.createElement("mjx-math");
+  formula.firstElementChild.replaceWith(whole);
+  whole.style = "display: inline-block; white-space: nowrap";
+  whole.append(...copies);
+  dispatchEvent(new Event("resize"));
+  const { clientWidth, scrollWidth, tabIndex } = formula;
+  const block = formula.closest("p").clientWidth;
+  whole.replaceChildren(copies[0]);
+  dispatchEvent(new Event("resize"));
+  return [before, clientWidth <= block, scrollWidth > clientWidth, tabIndex,
+          formula.tabIndex, getComputedStyle(formula).overflowX];
+}"""
+
+
+def test_on_a_phone_a_wide_formula_in_the_text_scrolls(read):
+    page = read(viewport=PHONE).open("zh/notebooks/03_autograd.html")
+    page.wait_for_load_state("load")
+    assert page.evaluate(WIDE_FORMULA) == ["visible", True, True, 0, -1, "visible"]
+
+
+def test_on_a_phone_a_long_name_in_a_table_breaks_between_its_words(read):
+    page = read(viewport=PHONE).open("zh/notebooks/08_gradients.html")
+    name = page.locator("td code .pre", has_text="register_post_accumulate_grad_hook").first
+    assert name.inner_text() == "register_post_accumulate_grad_hook"
+    assert name.evaluate("one => one.getClientRects().length") >= 2
+
+
 # What does not fit, what is not there, and what a browser cannot break across two sheets.
 ON_PAPER = """() => {
   const of = (selector) => [...document.querySelectorAll("article " + selector)];

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import subprocess
 import sys
 import types
@@ -317,6 +318,32 @@ def test_a_stream_in_pieces_is_one_output():
     cell = {"metadata": {}, "outputs": outputs}
     done = author.clean({"cells": [cell], "metadata": {}})["cells"][0]["outputs"]
     assert [o.get("text") for o in done] == [["a b\n", "c"], ["d"], None, ["e\n", "f"]]
+
+
+COLORED = "\x1b[36mFile \x1b[39m\x1b[32m{}/torch/nn/modules/module.py:1787\x1b[39m, in \x1b[36mf"
+
+
+@pytest.mark.parametrize(
+    ("path", "kept"),
+    [
+        ("/home/me/.venv/lib/python3.11/site-packages", "site-packages"),
+        ("/tmp/ipykernel_123/456.py", "ipykernel_N/N.py"),
+        (f"{ROOT}/helpers", "helpers"),
+    ],
+)
+def test_a_traceback_loses_its_paths_and_keeps_its_colors(path, kept):
+    import author
+
+    assert author.portable(COLORED.format(path)) == COLORED.format(kept)
+    plain = f'  File "{path}/a.py", line 1'
+    assert author.portable(plain) == f'  File "{kept}/a.py", line 1'
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_no_color_code_is_cut(path):
+    """Its escape character alone would be a box on the page."""
+    text = json.dumps(read_notebook(path)["cells"])
+    assert not re.findall(r"\\u001b(?!\[[\d;]*m).{,40}", text)
 
 
 def test_execute_keeps_the_file_when_a_cell_fails(tmp_path, capsys):

@@ -1,4 +1,4 @@
-// The book's only script: the language switch, the theme button's focus, printing.
+// The book's only script: the language switch, the theme button's focus, what is too wide, printing.
 
 // The switch goes to the section in view: both languages give a heading the same label.
 function sectionInView() {
@@ -26,6 +26,34 @@ for (const link of document.querySelectorAll(".language-switch__link")) {
 // The theme calls blur() on these buttons when they are pressed, and a keyboard would be lost.
 const blurred = ".theme-switch-button, .search-button, .sidebar-toggle";
 for (const button of document.querySelectorAll(blurred)) button.blur = () => {};
+
+// In a narrow table a long name may break after _ and dots (book.css says where: on a phone).
+for (const name of document.querySelectorAll(".bd-article td code .pre")) {
+  if (name.textContent.length > 16) name.innerHTML = name.innerHTML.replace(/[_.]+(?=\w)/g, "$&<wbr>");
+}
+
+// A formula in the text that is wider than the text scrolls. All formulas cannot: in CSS, what
+// scrolls stands on the line with its lower edge.
+function scrollWideFormulas() {
+  const formulas = document.querySelectorAll("mjx-container:not([display])");
+  const wide = [...formulas].filter((formula) => {
+    const block = formula.closest("p, li, td, dd, figcaption, h1, h2, h3");
+    return block && formula.firstElementChild.getBoundingClientRect().width > block.clientWidth;
+  });
+  for (const formula of formulas) {
+    const scrolls = wide.includes(formula);
+    if (scrolls === formula.classList.contains("scrolled-formula")) continue;
+    formula.classList.toggle("scrolled-formula", scrolls);
+    if (scrolls) formula.tabIndex = 0;
+    else formula.removeAttribute("tabindex");
+  }
+}
+
+addEventListener("load", () => window.MathJax?.startup?.promise?.then(() => {
+  scrollWideFormulas();
+  addEventListener("resize", scrollWideFormulas);
+  addEventListener("toggle", scrollWideFormulas, true); // what was folded had no width
+}));
 
 // Paper is light and nothing can be unfolded on it. Evidence stays folded: its result is outside.
 let before = null;
