@@ -95,7 +95,8 @@ def step_in_backward(
                 loss_fn(model(x), y).backward()  # no optimizer.step(), no zero_grad()
 
     make_optimizer: builds the optimizer of one parameter. Nothing that needs all gradients at once
-    fits in: no clipping by the global norm, no accumulation, no `GradScaler`. Nor does reentrant
+    fits in: no clipping by the global norm, no accumulation, no `GradScaler`, and no
+    `DistributedDataParallel`, whose average over the processes comes later. Nor does reentrant
     checkpointing of a shared parameter, whose gradient then comes in several parts.
     """
     trained = [p for p in model.parameters() if p.requires_grad]

@@ -16,9 +16,9 @@ from helpers.gradients import reverse_gradient
 
 def train_only(table: Tensor, rows: list[int]) -> Any:
     """Register a hook after which only these rows of `table` receive a gradient."""
-    keep = table.new_zeros(len(table), 1)
-    keep[rows] = 1
-    return table.register_hook(lambda gradient: gradient * keep)
+    keep = table.new_zeros(len(table), 1, dtype=torch.bool)
+    keep[rows] = True
+    return table.register_hook(lambda gradient: torch.where(keep, gradient, 0.0))
 
 
 def _with_and_without(register: Callable) -> Callable:
