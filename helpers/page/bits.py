@@ -266,11 +266,17 @@ def _step(value: float, above: float) -> str:
     )
 
 
+def _scientific(value: float) -> str:
+    """Two digits, as JavaScript writes them."""
+    digits, exponent = f"{value:.1e}".split("e")
+    return f"{digits}e{int(exponent):+d}"
+
+
 def _row(one: Format, value: float) -> str:
     stored = one.decode(one.encode(value))
-    error = short(abs(stored - value) / abs(value), 2) if value else "0"
-    if not math.isfinite(value) or not math.isfinite(stored):
-        error = "–"
+    error = "–"
+    if math.isfinite(value) and math.isfinite(stored):
+        error = "0" if stored == value else _scientific(abs(stored - value) / abs(value))
     return (
         f'<tr><th scope="row"><code>{one.name}</code></th><td>{short(stored)}</td>'
         f"<td>{error}</td></tr>"

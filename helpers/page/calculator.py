@@ -91,8 +91,10 @@ def calculator(
     in_presets = {name for preset in presets.values() for name in preset}
     pieces = {
         "presets": _presets(presets, start),
-        "model": _controls({n: s for n, s in sizes.items() if n in in_presets}),
-        "training": _controls({n: s for n, s in sizes.items() if n not in in_presets} | choices),
+        "model": _controls({n: s for n, s in sizes.items() if n in in_presets}, sizes),
+        "training": _controls(
+            {n: s for n, s in sizes.items() if n not in in_presets} | choices, sizes
+        ),
         "capacities": _capacities(capacities, capacity),
         **_results(result, moments, parts, capacity * GIB),
         "facts": _facts(facts, numbers),
@@ -156,21 +158,30 @@ def _option(value: str, text: str, chosen: bool) -> str:
     return f'<option value="{html.escape(value)}"{selected}>{content}</option>'
 
 
-def _controls(fields: Mapping[str, Size | Choice]) -> str:
+def _controls(fields: Mapping[str, Size | Choice], sizes: Mapping[str, Size]) -> str:
     return "".join(
-        _slider(name, field) if isinstance(field, Size) else _select(name, field)
+        _slider(name, field, sizes) if isinstance(field, Size) else _select(name, field)
         for name, field in fields.items()
     )
 
 
-def _slider(name: str, size: Size) -> str:
+def _slider(name: str, size: Size, sizes: Mapping[str, Size]) -> str:
+    """A number's field and slider; one that must be a multiple says so when it was rounded."""
+    note = ""
+    if size.multiple_of:
+        english, _, chinese = sizes[size.multiple_of].label.partition(" | ")
+        told = f"rounded to a multiple of: {english} | 已取整为{chinese or english}的倍数"
+        note = (
+            f'<small class="calculator__rounded" data-rounded role="status" hidden>'
+            f"{_both(told)}</small>"
+        )
     nearest = min(range(len(size.values)), key=lambda i: abs(size.values[i] - size.start))
     return (
         f'<div class="calculator__size" data-name="{name}"><label>{_both(size.label)}'
         f'<input type="number" autocomplete="off" inputmode="numeric" min="{size.values[0]}" '
         f'max="{size.values[-1]}" value="{size.start}"></label>'
         f'<input type="range" autocomplete="off" min="0" max="{len(size.values) - 1}" step="1" '
-        f'value="{nearest}" aria-valuetext="{size.start}"></div>'
+        f'value="{nearest}" aria-valuetext="{size.start}">{note}</div>'
     )
 
 
@@ -223,8 +234,9 @@ def _results(
     head = "".join(f'<th scope="col">{_both(part.label)}</th>' for part in parts.values())
     every = "".join(
         f'<tr><th scope="row">{_both(moments[name])}</th>'
+        + f"<td>{_amount(totals[name], unit)}</td>"
         + "".join(f"<td>{_amount(held[part], unit)}</td>" for part in parts)
-        + f"<td>{_amount(totals[name], unit)}</td></tr>"
+        + "</tr>"
         for name, held in result.items()
     )
     return {

@@ -177,7 +177,8 @@ def _advice(node: Advice, say: Callable[[Words], str]) -> str:
     lines = [
         f'<p class="decisions__name">{say(node.name)}</p>',
         f"<p><b>{say(WORDS['confirm'])}</b> {say(node.confirm)}</p>",
-        f"<p><b>{say(WORDS['recipe'])}</b></p><pre>{html.escape(node.recipe.strip())}</pre>",
+        f"<p><b>{say(WORDS['recipe'])}</b></p>",
+        f'<pre tabindex="0">{html.escape(node.recipe.strip())}</pre>',
         f"<p><b>{say(WORDS['price'])}</b> {say(node.price)}</p>",
     ]
     if node.sections:

@@ -9,6 +9,16 @@ BLUE, ORANGE, GREEN, PINK, YELLOW = "#0072B2", "#D55E00", "#00795A", "#CC79A7", 
 PALE, PEACH, MINT, CREAM = "#D3E5F2", "#F8DCC4", "#CDE8DF", "#FBF3EA"  # behind black text
 GRAY, EDGE = "#666666", "#444444"
 
+# What memory is for has the same color in all chapters.
+PURPOSES = {
+    "parameters": BLUE,
+    "buffers": PINK,
+    "gradients": ORANGE,
+    "optimizer": GREEN,
+    "activations": YELLOW,
+    "other": "#BBBBBB",
+}
+
 STYLE = {
     "figure.figsize": (6.4, 3.2),
     "figure.constrained_layout.use": True,

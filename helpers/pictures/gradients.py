@@ -47,10 +47,14 @@ def draw_attack(
         panel.axis("off")
         if i:
             ax.text(0.235 * i - 0.0175, 0.5, "+="[i - 1], ha="center", va="center", size=15)
-    bars = ax.inset_axes([0.77, 0.2, 0.23, 0.65])
+    bars = ax.inset_axes([0.79, 0.25, 0.21, 0.55])
     places = np.arange(10)
-    bars.bar(places - 0.2, before, width=0.4, color=BLUE)
-    bars.bar(places + 0.2, after, width=0.4, color=ORANGE)
+    bars.bar(places - 0.2, before, width=0.4, color=BLUE, label="before")
+    bars.bar(places + 0.2, after, width=0.4, color=ORANGE, label="after")
     bars.set(xticks=places, ylim=(0, 1), yticks=[0, 0.5, 1])
+    bars.set_xlabel("digit", fontsize=8, color=GRAY)
+    bars.set_ylabel("probability", fontsize=8, color=GRAY)
     bars.tick_params(labelsize=8, colors=GRAY)
+    place = {"loc": "lower right", "bbox_to_anchor": (1.05, 1.0), "borderpad": 0}
+    bars.legend(frameon=False, fontsize=8, ncols=2, handlelength=1.0, columnspacing=1.0, **place)
     ax.set(xlim=(0, 1), ylim=(0, 1))

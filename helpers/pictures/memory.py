@@ -8,18 +8,20 @@ from helpers import budget
 from helpers.allocator import IN_USE, CachingAllocator
 from helpers.memory import PeakMemory
 from helpers.page import calculator as page
-from helpers.pictures.draw import BLUE, GRAY, GREEN, ORANGE, PALE, PINK, YELLOW, box, frame
+from helpers.pictures.draw import (
+    BLUE,
+    GRAY,
+    GREEN,
+    PALE,
+    PINK,
+    PURPOSES,
+    YELLOW,
+    box,
+    frame,
+)
 
 MIB = 2**20
 CENTRE = {"ha": "center", "va": "center", "size": 9}
-COLORS = {
-    "parameters": BLUE,
-    "buffers": PINK,
-    "gradients": ORANGE,
-    "optimizer": GREEN,
-    "activations": YELLOW,
-    "other": "#BBBBBB",
-}
 # GPT-2: Radford et al. 2019, table 2. GPT-3: Brown et al. 2020, table 2.1; its attention is partly
 # sparse, which is not counted here.
 SHAPES = {
@@ -40,9 +42,9 @@ def draw_timeline(ax: Axes, memory: PeakMemory, top: float | None = None) -> Non
     """
     places = range(len(memory.timeline))
     found = [memory.by_category(at) for at in places]
-    names = [name for name in COLORS if any(parts[name] for parts in found)]
+    names = [name for name in PURPOSES if any(parts[name] for parts in found)]
     heights = [[parts[name] / MIB for parts in found] for name in names]
-    colors = [COLORS[name] for name in names]
+    colors = [PURPOSES[name] for name in names]
     ax.stackplot(places, heights, labels=names, colors=colors, step="post", linewidth=0)
 
     live = [count for _, count in memory.timeline]
@@ -56,7 +58,7 @@ def draw_timeline(ax: Axes, memory: PeakMemory, top: float | None = None) -> Non
         ax.text((start + end) / 2, 0.985 * top, name, ha="center", va="top", size=10)
 
     phase = [name for name, start in memory.marks if start <= at][-1]
-    ax.set(xlim=(0, len(live) - 1), ylim=(0, top), ylabel="MiB")
+    ax.set(xlim=(0, len(live) - 1), ylim=(0, top), xlabel="operations", ylabel="MiB")
     ax.set_title(f"peak {memory.peak / MIB:.1f} MiB, in {phase}", fontsize=10)
     order = {"reverse": True, "loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
     ax.legend(frameon=False, fontsize=9, handlelength=1.0, **order)
@@ -79,14 +81,23 @@ def draw_bar(ax: Axes, parts: Mapping[str, float], unit: str) -> None:
     for start, end in ((border, 0.0), (1.0, 1.0)):
         ax.plot([start, end], [1.7, 0.8], color=GRAY, linewidth=0.8, linestyle=":")
 
-    left = 0.0
-    for k, name in enumerate(rest):
+    left, low = 0.0, 0
+    for name in rest:
         width = parts[name] / small
-        box(ax, (left + width / 2, 0.5), "", colors[name], size=(width, 0.6))
-        lower = 0.55 * (k % 2)  # neighbours on two lines: the last parts are narrow
-        ax.text(left + width / 2, 0.05 - lower, f"{name} {parts[name]:.2f}", **CENTRE)
+        middle = left + width / 2
+        box(ax, (middle, 0.5), "", colors[name], size=(width, 0.6))
+        text = f"{name} {parts[name]:.2f}"
+        if width > 0.02 * len(text):
+            color = "white" if colors[name] == GREEN else "black"
+            ax.text(middle, 0.5, text, color=color, **CENTRE)
+        else:  # too narrow for its name, which stands below; the next one's still lower
+            height = -0.15 - 0.5 * (low % 2)
+            ax.plot([middle, middle], [0.2, height + 0.2], color=GRAY, linewidth=0.8)
+            at_end = middle > 0.95  # clear of its neighbour's line
+            ax.text(middle, height, text, **CENTRE | ({"ha": "left"} if at_end else {}))
+            low += 1
         left += width
-    frame(ax, (-0.02, 1.06), (-0.8, 2.4), equal=False)
+    frame(ax, (-0.02, 1.1), (-0.8, 2.4), equal=False)
 
 
 def draw_segments(ax: Axes, memory: CachingAllocator, names: Mapping[int, str], title: str) -> None:
@@ -199,14 +210,16 @@ def calculator() -> None:
             "update": "optimizer step | 优化器更新",
         },
         parts={
-            "parameters": page.Part(label="parameters | 参数", color=BLUE),
+            "parameters": page.Part(label="parameters | 参数", color=PURPOSES["parameters"]),
             "copies": page.Part(
                 label="16-bit copies of weights | 权重的 16 位副本", color="#56B4E9"
             ),
-            "optimizer": page.Part(label="optimizer state | 优化器状态", color=GREEN),
-            "gradients": page.Part(label="gradients | 梯度", color=ORANGE),
+            "optimizer": page.Part(
+                label="optimizer state | 优化器状态", color=PURPOSES["optimizer"]
+            ),
+            "gradients": page.Part(label="gradients | 梯度", color=PURPOSES["gradients"]),
             "buckets": page.Part(label="DDP buckets | DDP 的桶", color=PINK),
-            "activations": page.Part(label="activations | 激活值", color=YELLOW),
+            "activations": page.Part(label="activations | 激活值", color=PURPOSES["activations"]),
             "loss": page.Part(label="logits and loss | logits 和损失", color="#F0E442"),
             "temporary": page.Part(label="temporary | 临时张量", color="#8A8A8A"),
         },

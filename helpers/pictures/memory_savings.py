@@ -30,8 +30,11 @@ def draw_steps(ax: Axes, timelines: Mapping[str, Sequence[tuple[str, int]]]) -> 
     ax.legend(frameon=False, fontsize=9)
 
 
-def draw_groups(ax: Axes, layers: int, ratio: int) -> None:
-    """Draw `group_peak` and its two parts for all sizes, and mark the best."""
+def draw_groups(ax: Axes, layers: int, ratio: int, *, most: tuple[int, int] = (256, 16)) -> None:
+    """Draw `group_peak` and its two parts for all sizes, and mark the best.
+
+    most: the largest `layers` and `ratio` to be compared; they give the axes.
+    """
     sizes = list(range(1, layers + 1))
     inputs = [group_peak(layers, 0, size) for size in sizes]
     inside = [size * ratio for size in sizes]
@@ -43,14 +46,16 @@ def draw_groups(ax: Axes, layers: int, ratio: int) -> None:
     ax.plot(sizes, total, color=GRAY, linewidth=1.6, label="peak")
     ax.plot(sizes[best], total[best], "o", color=GREEN)
     ax.axhline(layers * ratio, color=PINK, linewidth=1, label="plain")
-    ax.set(xscale="log", yscale="log", xlabel="k", xlim=(0.9, layers * 1.1), ylim=(0.8, None))
+    top = most[0] * most[1]
+    ax.set(xscale="log", yscale="log", xlabel="k", xlim=(0.9, most[0] * 1.1), ylim=(0.8, top * 1.6))
     ax.minorticks_off()
-    powers = [2**i for i in range(layers.bit_length())]
+    powers = [2**i for i in range(most[0].bit_length())]
     ax.set_xticks(powers, [str(size) for size in powers])
-    tens = [10**i for i in range(5) if 10**i <= max(total)]
+    tens = [10**i for i in range(5) if 10**i <= top]
     ax.set_yticks(tens, [str(size) for size in tens])
-    ax.set_title(f"n = {layers}   r = {ratio}   best k = {sizes[best]}", fontsize=10)
-    ax.legend(frameon=False, fontsize=8, ncols=2)
+    title = f"layers n = {layers}     ratio r = {ratio}     best k = {sizes[best]}"
+    ax.set_title(title, fontsize=10)
+    ax.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def out_of_memory_tree() -> None:

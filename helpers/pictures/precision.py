@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
-from helpers.pictures.draw import BLUE, GRAY, GREEN, MINT, ORANGE, PALE, PEACH, YELLOW, box, frame
+from helpers.pictures.draw import BLUE, GRAY, GREEN, ORANGE, PEACH, PURPOSES, YELLOW, box, frame
 from helpers.precision import FORMATS
 
 MEGABYTE = 1e6
@@ -14,9 +14,9 @@ MEGABYTE = 1e6
 def draw_layouts(ax: Axes) -> None:
     """Draw the bits of each format, a row a format: sign, exponent, mantissa."""
     for row, number_format in enumerate(FORMATS.values()):
-        faces = [PEACH] + [MINT] * number_format.exponent + [PALE] * number_format.mantissa
+        faces = [ORANGE] + [GREEN] * number_format.exponent + [BLUE] * number_format.mantissa
         for place, face in enumerate(faces):
-            box(ax, (place, -1.5 * row), "", face)
+            box(ax, (place, -1.5 * row), "", face, edge="white")
         ax.text(-0.9, -1.5 * row, number_format.name, ha="right", va="center", size=11)
         counts = f"1 + {number_format.exponent} + {number_format.mantissa}"
         ax.text(len(faces) - 0.2, -1.5 * row, counts, va="center", size=9, color=GRAY)
@@ -88,27 +88,30 @@ def draw_step_memory(
     """Draw the bytes of a step for one batch size, a bar for each of two precisions, in megabytes.
 
     parts: precision -> purpose -> bytes for each of `batches`. peaks: precision -> bytes.
+    The axis is the same for all batches, so that what stays the same stays as long.
     """
     at = list(batches).index(batch)
-    colors = [BLUE, YELLOW, GREEN, ORANGE]
-    longest = 0.0
+    sums = [sum(sizes) for one in parts.values() for sizes in zip(*one.values(), strict=True)]
+    longest = max(*sums, *(size for one in peaks.values() for size in one)) / MEGABYTE
     for row, (name, purposes) in enumerate(parts.items()):
         left = 0.0
-        for color, (purpose, values) in zip(colors, purposes.items(), strict=True):
+        for purpose, values in purposes.items():
             width = values[at] / MEGABYTE
-            label = purpose if row == 0 else None
-            ax.barh(row, width, left=left, height=0.55, color=color, label=label)
+            style = {"color": PURPOSES[purpose], "label": None if row else purpose}
+            ax.barh(row, width, left=left, height=0.55, **style)
             left += width
         peak = peaks[name][at] / MEGABYTE
-        ax.plot([peak, peak], [row - 0.38, row + 0.38], color="black", lw=2)
-        longest = max(longest, left, peak)
+        label = None if row else "peak"
+        ax.plot([peak, peak], [row - 0.38, row + 0.38], color="black", lw=2, label=label)
         ax.text(max(left, peak), row, f"  {peak:.1f}", va="center")
     before, after = (values[at] for values in peaks.values())
     ax.set_yticks(range(len(parts)), list(parts))
     ax.invert_yaxis()
-    ax.set_xlim(0, 1.15 * longest)
-    ax.set_title(f"batch {batch}:  {after / before - 1:+.0%}")
-    ax.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False, fontsize=9)
+    ax.set(xlim=(0, 1.15 * longest), xlabel="MB")
+    change = f"{after / before - 1:+.0%}".replace("-", "−")
+    ax.set_title(f"batch {batch}:  peak {change}")
+    order = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.25), "ncols": 5}
+    ax.legend(frameon=False, fontsize=9, handlelength=1.0, columnspacing=1.2, **order)
 
 
 def _power(number: float) -> int:

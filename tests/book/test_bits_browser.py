@@ -200,10 +200,12 @@ def test_what_is_no_number_changes_nothing(open_page, html, text):
     before = page.locator("dl").inner_text()
     field = page.get_by_role("textbox")
     field.fill(text)
-    assert field.get_attribute("aria-invalid") is not None
+    told = page.locator(".bits__wrong")
+    assert field.get_attribute("aria-invalid") == "true"
+    assert told.inner_text().endswith("Below is still 0.1")
     assert page.locator("dl").inner_text() == before
     field.fill("2")
-    assert field.get_attribute("aria-invalid") is None
+    assert field.get_attribute("aria-invalid") is None and not told.is_visible()
 
 
 # ---- the page

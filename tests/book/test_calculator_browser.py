@@ -243,9 +243,15 @@ def test_a_number_that_the_slider_does_not_know_can_be_typed(page):
 
 
 def test_the_width_stays_a_multiple_of_the_heads(page):
+    told = control(page, "width").locator("[data-rounded]")
+    assert not told.is_visible()
     heads = control(page, "heads").locator("input[type=number]")
     heads.fill("7")
     assert setting_of(page)["width"] == 770
+    assert told.inner_text().endswith("rounded to a multiple of: heads")
+    page.get_by_label("Preset").select_option("GPT-2 small")
+    assert not told.is_visible()
+    heads.fill("7")
     assert_agrees(page)
     width = control(page, "width").locator("input[type=number]")
     width.fill("16384")
@@ -298,8 +304,22 @@ def test_the_table_adds_up_to_the_peak(page):
     moments = budget.step_bytes(**setting_of(page))
     for row, parts in zip(rows, moments.values(), strict=True):
         said = [float(c.split()[0].replace(",", "")) for c in row.locator("td").all_inner_texts()]
-        assert said[-1] == pytest.approx(sum(parts.values()) / GIB, abs=0.006)
-        assert sum(said[:-1]) == pytest.approx(said[-1], abs=0.05)
+        assert said[0] == pytest.approx(sum(parts.values()) / GIB, abs=0.006)
+        assert sum(said[1:]) == pytest.approx(said[0], abs=0.05)
+
+
+def test_on_a_phone_the_verdict_stays_in_sight_beside_the_controls_alone(open_page, html):
+    page = open_page(html, viewport={"width": 375, "height": 800})
+    verdict = page.locator(".calculator__verdict")
+    for name in ("layers", "gpus"):
+        control(page, name).evaluate("(one) => scrollTo(0, one.offsetTop - 200)")
+        box = verdict.bounding_box()
+        assert 0 <= box["y"] <= 1 and box["height"] < 100
+    page.locator("summary").click()
+    page.locator("summary").evaluate("(one) => scrollTo(0, one.offsetTop - 200)")
+    assert verdict.bounding_box()["y"] < -100
+    total = page.locator(".calculator__every tbody td").first
+    assert total.bounding_box()["x"] + total.bounding_box()["width"] < 375
 
 
 def test_two_calculators_do_not_meet(open_page, html):

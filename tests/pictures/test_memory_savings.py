@@ -24,9 +24,11 @@ def test_steps_share_one_axis_and_each_marks_its_peak(ax):
 def test_the_best_group_is_marked(ax):
     pictures.draw_groups(ax, layers=64, ratio=1)
     assert "best k = 8" in ax.get_title()  # the square root
+    axes = ax.get_xlim(), ax.get_ylim()
     ax.clear()
     pictures.draw_groups(ax, layers=16, ratio=16)
     assert "best k = 1" in ax.get_title()
+    assert (ax.get_xlim(), ax.get_ylim()) == axes  # whatever is drawn
 
 
 def test_the_tree_for_out_of_memory_is_shown(monkeypatch):

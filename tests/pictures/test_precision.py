@@ -1,6 +1,8 @@
 import pytest
+from matplotlib.colors import to_hex
 
 from helpers.pictures import precision as pictures
+from helpers.pictures.draw import PURPOSES
 from helpers.precision import FORMATS
 
 
@@ -42,13 +44,20 @@ def test_the_title_says_what_becomes_of_the_numbers(ax, power, lost, subnormal, 
 
 def test_the_bars_of_a_step_and_its_peak(ax):
     parts = {
-        "fp32": {"a": [1e6, 2e6], "b": [0, 0], "c": [0, 0], "d": [3e6, 6e6]},
-        "bf16": {"a": [1e6, 2e6], "b": [0, 0], "c": [0, 0], "d": [2e6, 4e6]},
+        "fp32": {"parameters": [1e6, 2e6], "gradients": [0, 0], "activations": [3e6, 6e6]},
+        "bf16": {"parameters": [1e6, 2e6], "gradients": [0, 0], "activations": [2e6, 4e6]},
     }
     peaks = {"fp32": [5e6, 8e6], "bf16": [5e6, 4e6]}
     pictures.draw_step_memory(ax, [8, 16], parts, peaks, 16)
     assert texts(ax) == ["  8.0", "  4.0"]
     assert [set(line.get_xdata()) for line in ax.lines] == [{8.0}, {4.0}]
     assert max(bar.get_x() + bar.get_width() for bar in ax.patches) == 8.0
-    assert ax.get_title() == "batch 16:  -50%"
-    assert [t.get_text() for t in ax.get_legend().get_texts()] == ["a", "b", "c", "d"]
+    assert ax.get_title() == "batch 16:  peak −50%"
+    legend = {t.get_text() for t in ax.get_legend().get_texts()}
+    assert legend == {"parameters", "gradients", "activations", "peak"}
+    faces = [to_hex(bar.get_facecolor()).upper() for bar in ax.patches]
+    assert faces == 2 * [PURPOSES[name].upper() for name in parts["fp32"]]
+    right = ax.get_xlim()
+    ax.clear()
+    pictures.draw_step_memory(ax, [8, 16], parts, peaks, 8)
+    assert ax.get_xlim() == right  # whatever the batch
