@@ -3,7 +3,7 @@
     chapter            module          what it holds
     00_start           –               everything stands in the notebook itself
     01_environment     environment     device choice, seeds, determinism, versions
-    02_tensors         tensors         strides, and which operations copy
+    02_tensors         tensors         strides, storages, and which operations copy
     03_autograd        autograd        an engine of one's own that agrees with PyTorch
     04_models          models          plain modules that later chapters transform from outside
                        layers          five layers of one's own, equal to PyTorch's

@@ -20,6 +20,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from helpers.tensors import storage_id
+
 # ---- hooks that remove themselves
 
 
@@ -450,12 +452,12 @@ def compressed(
     does not change; gradients do. exclude: tensors to keep as they are, such as parameters,
     which are in memory anyway.
     """
-    kept = {t.untyped_storage()._cdata for t in exclude}
+    kept = {storage_id(t) for t in exclude}
     width = torch.finfo(dtype).bits
 
     def pack(tensor: Tensor) -> tuple[torch.dtype, Tensor]:
         wide = tensor.is_floating_point() and torch.finfo(tensor.dtype).bits > width
-        if wide and tensor.untyped_storage()._cdata not in kept:
+        if wide and storage_id(tensor) not in kept:
             return tensor.dtype, tensor.detach().to(dtype)
         return tensor.dtype, tensor.detach()
 
@@ -477,7 +479,7 @@ class OnDisk(saved_tensors_hooks):
     """
 
     def __init__(self, folder: str | Path | None = None, exclude: Iterable[Tensor] = ()):
-        self._kept = {t.untyped_storage()._cdata for t in exclude}
+        self._kept = {storage_id(t) for t in exclude}
         self._temporary = tempfile.TemporaryDirectory(dir=folder)  # one for each OnDisk
         self._folder = Path(self._temporary.name)
         self._numbers = itertools.count()
@@ -494,7 +496,7 @@ class OnDisk(saved_tensors_hooks):
         return sum(self._sizes.values())
 
     def _pack(self, tensor: Tensor) -> "Tensor | _InFile":
-        if tensor.untyped_storage()._cdata in self._kept:
+        if storage_id(tensor) in self._kept:
             return tensor.detach()
         path = self._folder / f"saved-{next(self._numbers)}.pt"
         torch.save(tensor.detach().clone(), path)  # a view would write its whole storage

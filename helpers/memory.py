@@ -21,6 +21,8 @@ from torch.utils._foreach_utils import _foreach_supported_types as norm_types
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_iter
 
+from helpers.tensors import storage_id
+
 FOREACH_TYPES = (optimizer_types, norm_types)  # of tensors that may be updated in groups
 TORCH = os.path.dirname(torch.__file__)
 HIDE_IN_PLACE = {  # what autograd computes in place, but under a mode out of place
@@ -48,7 +50,7 @@ class SavedTensors(saved_tensors_hooks):
     """
 
     def __init__(self, exclude: Iterable[Tensor] = ()):
-        self._excluded = {_storage(t) for t in exclude}
+        self._excluded = {storage_id(t) for t in exclude}
         self._alive: weakref.WeakSet[Tensor] = weakref.WeakSet()
         super().__init__(self._pack, lambda packed: packed)
 
@@ -64,7 +66,7 @@ class SavedTensors(saved_tensors_hooks):
     @property
     def tensors(self) -> list[Tensor]:
         """What is saved now, one tensor for each storage, in no particular order."""
-        found = {_storage(t): t for t in self._alive}
+        found = {storage_id(t): t for t in self._alive}
         return [tensor for storage, tensor in found.items() if storage not in self._excluded]
 
     @property
@@ -179,7 +181,7 @@ class PeakMemory(TorchDispatchMode):
 
         self._written = None  # its first operand lives on, so it did need a new tensor
         self._follow_backward()
-        given = {_storage(t): t.untyped_storage() for t in _tensors((args, kwargs))}
+        given = {storage_id(t): t.untyped_storage() for t in _tensors((args, kwargs))}
         out = func(*args, **kwargs)
 
         for key, storage in given.items():
@@ -193,7 +195,7 @@ class PeakMemory(TorchDispatchMode):
         peak = self.peak
         self._record(str(getattr(func, "overloadpacket", func)))
         if self._hides_in_place(func, args, kwargs):
-            self._written = _storage(args[0]), _storage(out), peak
+            self._written = storage_id(args[0]), storage_id(out), peak
         return out
 
     def _follow_backward(self) -> None:
@@ -226,8 +228,8 @@ class PeakMemory(TorchDispatchMode):
             return False
         if first._is_view() or not is_dense(first):  # a view holds its base: another owner
             return False
-        key = _storage(first)
-        if key not in self._alive or key in map(_storage, others):
+        key = storage_id(first)
+        if key not in self._alive or key in map(storage_id, others):
             return False
         own = self._alive[key].born >= self._node_began
         if func is torch.ops.aten.add.Tensor:
@@ -279,7 +281,7 @@ class PeakMemory(TorchDispatchMode):
     def _add(self, tree: Any, category: str, without: Collection[int] = ()) -> None:
         """Count the storages in `tree` that are not counted yet; those that are get a purpose."""
         for tensor in _tensors(tree):
-            key = _storage(tensor)
+            key = storage_id(tensor)
             if key in without or not _lies_on(self._device, tensor):
                 continue
             block = self._alive.get(key)
@@ -524,7 +526,7 @@ def measure_step(
     optimizer.zero_grad()
 
     device = next(model.parameters()).device
-    inputs = {_storage(t): t.untyped_storage() for t in _tensors(batch) if _lies_on(device, t)}
+    inputs = {storage_id(t): t.untyped_storage() for t in _tensors(batch) if _lies_on(device, t)}
     with PeakMemory(model, optimizer, batch, device=device) as memory:
         memory.mark("forward")
         loss = loss_fn(model, batch)
@@ -544,8 +546,3 @@ def measure_step(
         peak=memory.peak,
         memory=memory,
     )
-
-
-def _storage(tensor: Tensor) -> int:
-    """The storage itself, as a number: under `FakeTensorMode` its data has no address."""
-    return tensor.untyped_storage()._cdata

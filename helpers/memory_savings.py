@@ -18,6 +18,8 @@ from torch.utils.checkpoint import (
     noop_context_fn,
 )
 
+from helpers.tensors import storage_id
+
 # ---- gradient accumulation
 
 
@@ -145,7 +147,7 @@ class Offload(saved_tensors_hooks):
         self, exclude: Iterable[Tensor] = (), at_least: int = 0, *, pin_memory: bool = False
     ):
         self.bytes = 0
-        self._excluded = {_storage(t) for t in exclude}
+        self._excluded = {storage_id(t) for t in exclude}
         self._at_least, self._pin = at_least, pin_memory
         super().__init__(self._pack, self._unpack)
 
@@ -155,7 +157,7 @@ class Offload(saved_tensors_hooks):
 
     def _pack(self, tensor: Tensor) -> tuple[torch.device, Tensor]:
         size = tensor.numel() * tensor.element_size()
-        if size < self._at_least or _storage(tensor) in self._excluded:
+        if size < self._at_least or storage_id(tensor) in self._excluded:
             return tensor.device, tensor.detach()  # with its grad_fn the graph would hold itself
         self.bytes += size
         host = torch.empty_like(tensor, device="cpu", pin_memory=self._pin)
@@ -164,10 +166,6 @@ class Offload(saved_tensors_hooks):
     def _unpack(self, packed: tuple[torch.device, Tensor]) -> Tensor:
         device, tensor = packed
         return tensor.to(device, non_blocking=self._pin)
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 # ---- out of memory

@@ -21,6 +21,18 @@ def shares_storage(a: Tensor, b: Tensor) -> bool:
     return first.data_ptr() < second_end and second.data_ptr() < first_end
 
 
+def storage_id(tensor: Tensor) -> int:
+    """Return a number that stands for the storage of `tensor`, the same for all views of it.
+
+    As with Python's `id`, it holds as long as the storage is alive: another one may get the number
+    afterwards. It is the address of the storage object in C++, not that of the data, which is 0 for
+    every tensor that stores nothing, empty or fake ones for example. So it tells storages apart,
+    but not whether two of them lie over the same memory (`shares_storage`). Raises PyTorch's
+    NotImplementedError for a tensor without a storage of its own, such as a sparse one.
+    """
+    return tensor.untyped_storage()._cdata  # private, but public names give only data_ptr()
+
+
 def element_offset(index: Sequence[int], stride: Sequence[int], offset: int = 0) -> int:
     """Return where element `index` lies in the storage, in elements from its beginning.
 

@@ -3,6 +3,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from helpers import tensors
 
@@ -69,6 +70,28 @@ def test_neighbors_in_memory_do_not_share():
 def test_meta_tensors_share_nothing():
     one = torch.empty(3, device="meta")
     assert not tensors.shares_storage(one, torch.empty(3, device="meta"))
+
+
+def test_a_storage_has_one_number_for_all_its_views():
+    x = base()
+    views = [x[1:], x.mT, x.detach(), x.view(6, 4)[:, 0]]
+    assert {tensors.storage_id(view) for view in views} == {tensors.storage_id(x)}
+    assert tensors.storage_id(x.clone()) != tensors.storage_id(x)
+    around = torch.from_numpy(x.numpy())  # a storage of its own, over the same memory
+    assert tensors.storage_id(around) != tensors.storage_id(x)
+
+
+def test_storages_without_data_have_different_numbers():
+    with FakeTensorMode():
+        fake = [torch.zeros(3), torch.zeros(3)]
+    meta = [torch.empty(3, device="meta"), torch.empty(3, device="meta")]
+    some = [torch.empty(0), torch.empty(0), *meta, *fake]
+    assert len({tensors.storage_id(x) for x in some}) == len(some)
+
+
+def test_a_sparse_tensor_has_no_storage_of_its_own():
+    with pytest.raises(NotImplementedError, match="Cannot access storage"):
+        tensors.storage_id(torch.eye(2).to_sparse())
 
 
 @given(st.integers(0, 2**32 - 1))
