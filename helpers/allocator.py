@@ -343,7 +343,7 @@ def read_snapshot(source: str | Path | dict[str, Any], device: int = 0) -> Snaps
     device: the index of the GPU whose memory is meant.
 
     Raises pickle.UnpicklingError, before anything runs, for a file that wants more; ValueError
-    for one that holds something else than a snapshot.
+    for one that holds something else than a snapshot, and for a device that it does not have.
     """
     if isinstance(source, dict):
         data = source
@@ -354,9 +354,14 @@ def read_snapshot(source: str | Path | dict[str, Any], device: int = 0) -> Snaps
     if not isinstance(data, dict) or not {"segments", "device_traces"} <= data.keys():
         raise ValueError("expected a snapshot with 'segments' and 'device_traces'")
 
-    segments = [_segment(s) for s in data["segments"] if s.get("device", 0) == device]
-    traces = data["device_traces"]
-    events = [_event(entry) for entry in (traces[device] if device < len(traces) else [])]
+    traces = data["device_traces"]  # one for each GPU, empty if no history was recorded
+    if device not in range(len(traces)):
+        raise ValueError(f"expected one of the {len(traces)} devices in the file, got {device}")
+    try:
+        segments = [_segment(s) for s in data["segments"] if s.get("device", 0) == device]
+        events = [_event(entry) for entry in traces[device]]
+    except KeyError as missing:
+        raise ValueError(f"expected a snapshot; one of its entries has no {missing}") from missing
     return Snapshot(segments, events, data.get("allocator_settings", {}))
 
 

@@ -1,5 +1,14 @@
 """Chapter 09: the bytes of a training step of a GPT, from its sizes alone, without making it."""
 
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+Precision = Literal["fp32", "amp", "bf16"]
+OptimizerName = Literal["none", "sgd", "momentum", "adam", "fused adam"]
+Attention = Literal["fused", "matrix"]
+Checkpointing = Literal["none", "blocks"]
+
 
 def parameter_count(*, vocabulary: int, context: int, layers: int, width: int) -> int:
     """Return the number of parameters of `helpers.models.GPT`; dropout and heads add none."""
@@ -14,7 +23,13 @@ def tokens_per_update(*, context: int, micro_batch: int, accumulation: int, gpus
 
 
 def block_bytes(
-    *, micro_batch: int, context: int, heads: int, width: int, precision: str, attention: str
+    *,
+    micro_batch: int,
+    context: int,
+    heads: int,
+    width: int,
+    precision: Precision,
+    attention: Attention,
 ) -> dict[str, int]:
     """Return what one block of the GPT saves for backward, in bytes; see `step_bytes`.
 
@@ -58,10 +73,10 @@ def step_bytes(
     heads: int,
     width: int,
     micro_batch: int,
-    precision: str = "fp32",
-    optimizer: str = "adam",
-    attention: str = "fused",
-    checkpointing: str = "none",
+    precision: Precision = "fp32",
+    optimizer: OptimizerName = "adam",
+    attention: Attention = "fused",
+    checkpointing: Checkpointing = "none",
     accumulation: int = 1,
     gpus: int = 1,
 ) -> dict[str, dict[str, int]]:
@@ -216,6 +231,29 @@ def step_bytes(
             "temporary": parameters if optimizer == "adam" else 0,
         },
     }
+
+
+def _with_known_words(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """Let `formula` refuse a word that is not in its `Literal`, and say which ones are.
+
+    Beside the formulas, not in them: the page's calculator translates those as they are written,
+    and offers the words in lists.
+    """
+    hints = get_type_hints(formula)
+    known = {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
+
+    @functools.wraps(formula)
+    def checked(**arguments: Any) -> Any:
+        for name, words in known.items():
+            if name in arguments and arguments[name] not in words:
+                raise ValueError(f"{name} must be one of {list(words)}, got {arguments[name]!r}")
+        return formula(**arguments)
+
+    return checked
+
+
+block_bytes = _with_known_words(block_bytes)
+step_bytes = _with_known_words(step_bytes)
 
 
 def peak_bytes(**sizes: int | str) -> int:

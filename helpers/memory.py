@@ -87,7 +87,8 @@ class PeakMemory(TorchDispatchMode):
         memory.by_category()  # what they were
 
     existing: modules (with their gradients), optimizers (with their state), tensors, or lists,
-    tuples and dicts of these: what is there before and counts from the start. Memory that
+    tuples and dicts of these (not generators: `list(model.parameters())`): what is there before
+    and counts from the start; numbers and other things among them are passed over. Memory that
     operations inside the context make counts from then on, until it is freed; other memory from
     outside never counts. Each storage counts once, with all its bytes, whoever shares it.
     device: count only what lies there, such as "cuda" or "cuda:1"; None: on all devices together.
@@ -118,6 +119,10 @@ class PeakMemory(TorchDispatchMode):
 
     def __init__(self, *existing: Any, device: torch.device | str | None = None):
         super().__init__()
+        for thing in tree_iter(existing, is_leaf=_is_known):
+            if isinstance(thing, Iterator):
+                name = type(thing).__name__
+                raise ValueError(f"expected modules, optimizers, tensors or a list, got a {name}")
         self._existing = existing
         self._device = None if device is None else torch.device(device)
         self._blocks: list[_Block] = []
@@ -165,9 +170,13 @@ class PeakMemory(TorchDispatchMode):
         `existing`. activations: made while operations were recorded for backward, or recomputed
         by checkpointing. other: the rest, such as the batch, gradients on their way, what an
         optimizer needs for a moment. A purpose that is known later holds for the whole life.
+        Raises ValueError for a position that the timeline does not have, such as -1.
         """
-        if at is None:
-            at = max(range(len(self.timeline)), key=lambda i: self.timeline[i][1])
+        count = len(self.timeline)
+        if at is None and count:
+            at = max(range(count), key=lambda i: self.timeline[i][1])
+        if at not in range(count):
+            raise ValueError(f"expected a position in a timeline of {count} entries, got {at}")
         found = dict.fromkeys(CATEGORIES, 0)
         for block in self._blocks:
             if block.born <= at and (block.died is None or at < block.died):
@@ -368,6 +377,12 @@ def _lies_on(device: torch.device | None, tensor: Tensor) -> bool:
     return device.type == tensor.device.type and device.index in (None, tensor.device.index)
 
 
+def _device_of(model: nn.Module) -> torch.device:
+    for parameter in model.parameters():
+        return parameter.device
+    raise ValueError(f"expected a model with parameters, got {type(model).__name__} without any")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Breakdown:
     """The bytes of one training step, all of them of tensors on the model's device.
@@ -433,9 +448,9 @@ def dry_run(
     Only what lies on the model's device counts. As in `breakdown` nothing is computed or changed,
     and it is the second step that counts.
     """
+    device = _device_of(model)
     with _faked(model, optimizer, batch) as fake_batch:
         step(model, optimizer, fake_batch)
-        device = next(model.parameters()).device
         with PeakMemory(model, optimizer, fake_batch, device=device) as memory:
             step(model, optimizer, fake_batch)
     return memory
@@ -520,12 +535,12 @@ def measure_step(
     The first one lets the optimizer make its state. Weights and optimizer change, as in training.
     Both steps: gradients to None, forward, backward, update; the loss lives to the end.
     """
+    device = _device_of(model)
     optimizer.zero_grad()
     loss_fn(model, batch).backward()
     optimizer.step()
     optimizer.zero_grad()
 
-    device = next(model.parameters()).device
     inputs = {storage_id(t): t.untyped_storage() for t in _tensors(batch) if _lies_on(device, t)}
     with PeakMemory(model, optimizer, batch, device=device) as memory:
         memory.mark("forward")

@@ -166,8 +166,14 @@ class Shares:
 
 
 def shares(values: Tensor | Iterable[Tensor], scale: float = 1.0, name: str = "fp16") -> Shares:
-    """Say what becomes of `values` times `scale` in the format `name`; exact zeros do not count."""
-    magnitudes, target = _magnitudes(values) * scale, FORMATS[name]
+    """Say what becomes of `values` times `scale` in the format `name`; exact zeros do not count.
+
+    name: a key of `FORMATS`. Raises ValueError for another one, and if no value counts.
+    """
+    if name not in FORMATS:
+        raise ValueError(f"unknown format {name!r}; expected one of {list(FORMATS)}")
+    target = FORMATS[name]
+    magnitudes = _magnitudes(values) * scale
     if not len(magnitudes):
         raise ValueError("expected at least one value that is not zero, got none")
     half = target.smallest_subnormal / 2  # a tie between 0 and the smallest: to even, which is 0
@@ -278,7 +284,15 @@ class LossScaler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state` was saved, by this class or by `GradScaler`."""
+        """Continue where `state` was saved, by this class or by `GradScaler`.
+
+        Raises ValueError if something is missing: a `GradScaler(enabled=False)` saves nothing.
+        """
+        missing = self.state_dict().keys() - state.keys()
+        if missing:
+            raise ValueError(
+                f"expected the state of a scaler that is enabled, got one without {sorted(missing)}"
+            )
         self.factor, self.good_steps = state["scale"], state["_growth_tracker"]
         self.growth_factor, self.backoff_factor = state["growth_factor"], state["backoff_factor"]
         self.growth_interval = state["growth_interval"]

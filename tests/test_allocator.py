@@ -363,7 +363,18 @@ def test_another_device_and_a_block_that_a_stream_still_uses(used):
     assert [b.address for s in second.segments for b in s.blocks] == [4096, 4608, 5120]
     assert [b.requested for s in second.segments for b in s.blocks] == [100, 500, 0]
     assert allocated_over_time(second) == [(0, 100, 2048)]
-    assert read_snapshot(data, device=2).segments == []
+    for device in (2, -1):
+        with pytest.raises(ValueError, match=f"expected one of the 2 devices .* got {device}"):
+            read_snapshot(data, device)
+
+
+@pytest.mark.parametrize(("place", "key"), [("segments", "total_size"), ("device_traces", "size")])
+def test_a_snapshot_that_lacks_something_is_refused(used, place, key):
+    data = snapshot_of(used)
+    entry = data["segments"][0] if place == "segments" else data["device_traces"][0][0]
+    del entry[key]
+    with pytest.raises(ValueError, match=f"expected a snapshot; .* has no '{key}'"):
+        read_snapshot(data)
 
 
 def test_where_memory_was_allocated():

@@ -199,6 +199,25 @@ def test_one_counter_counts_once():
         pass
 
 
+def test_a_generator_is_refused():
+    """Its tensors would not count, and nothing would say so."""
+    model = models.MLP(3, 5, 2)
+    with pytest.raises(ValueError, match="optimizers, tensors or a list, got a generator"):
+        PeakMemory(model, [model.parameters()])
+    with PeakMemory(list(model.parameters()), [None, 3, "text"]) as memory:
+        assert memory.live == 4 * 32
+
+
+@pytest.mark.parametrize("at", [-1, 2])
+def test_only_positions_of_the_timeline_can_be_asked_for(at):
+    with PeakMemory() as memory:
+        _x = torch.ones(100)
+    with pytest.raises(ValueError, match=f"in a timeline of 2 entries, got {at}"):
+        memory.by_category(at)
+    with pytest.raises(ValueError, match="in a timeline of 0 entries, got None"):
+        PeakMemory().by_category()
+
+
 def pieces(count, ends):
     """Of a compressed sparse matrix: where rows end, in which columns the numbers stand, these."""
     return torch.arange(ends), torch.zeros(count, dtype=torch.int64), torch.ones(count), (3, 3)
@@ -860,3 +879,11 @@ def test_a_model_on_the_meta_device_is_refused():
         model = nn.Linear(2, 2)
     with pytest.raises(ValueError, match="is on the meta device"):
         breakdown(model, torch.optim.SGD(model.parameters()), loss_fn, None)
+
+
+def test_a_model_without_parameters_is_refused():
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)])
+    with pytest.raises(ValueError, match="a model with parameters, got ReLU"):
+        breakdown(nn.ReLU(), optimizer, loss_fn, None)
+    with pytest.raises(ValueError, match="a model with parameters, got ReLU"):
+        dry_run(accumulated, nn.ReLU(), optimizer, None)

@@ -160,6 +160,8 @@ def test_half_of_the_smallest_number_is_lost_and_the_next_is_not():
 def test_there_must_be_something_to_share():
     with pytest.raises(ValueError, match="at least one value that is not zero"):
         precision.shares(torch.zeros(3))
+    with pytest.raises(ValueError, match="unknown format 'float16'; expected one of .*'fp16'"):
+        precision.shares(torch.ones(3), name="float16")
 
 
 def test_powers_of_two_are_counted_from_below():
@@ -234,6 +236,15 @@ def test_each_can_load_what_the_other_saved():
     other = LossScaler()
     other.load_state_dict(theirs.state_dict())
     assert other.state_dict() == ours.state_dict()
+
+
+def test_a_scaler_that_was_off_has_saved_nothing():
+    nothing = torch.amp.GradScaler("cpu", enabled=False).state_dict()
+    for state, missing in ((nothing, "_growth_tracker.*scale"), ({"scale": 8.0}, "_growth_tr")):
+        scaler = LossScaler()
+        with pytest.raises(ValueError, match=f"the state of a scaler that is .*{missing}"):
+            scaler.load_state_dict(state)
+        assert scaler.state_dict() == LossScaler().state_dict()
 
 
 def one_step(scaler, gradient=1.0):
