@@ -106,7 +106,7 @@ def child(workload: str, mode: str, place: str, steady: bool) -> dict[str, Any]:
     return result | steady_calls(function, compiled, x)
 
 
-def steady_calls(eager: Callable, compiled: Callable, x: Tensor) -> dict[str, list[float]]:
+def steady_calls(eager: Callable, compiled: Callable, x: Tensor) -> dict[str, timing.Quantiles]:
     """Return p20, p50 and p80 of one call each, in ms, and of their ratio turn by turn.
 
     By the host's clock and back to back, also on a GPU: launches are what a CUDA graph saves.

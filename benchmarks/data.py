@@ -215,7 +215,7 @@ def copies(
 
 def _alone_ms(call: Callable[[], object], device: torch.device) -> float:
     """Return the ms of one call, by the clock that `per_step` reads: the two are compared."""
-    return timing.time_ms(call, device, by_host=True)[1]
+    return timing.time_ms(call, device, by_host=True).median
 
 
 def per_step(batches: Iterable[Any], compute: Callable[[Any], None], device: torch.device) -> float:

@@ -353,8 +353,8 @@ def _ceilings(device: torch.device, size: int = 2**29) -> dict[str, float]:
     n = 8192 if device.type == "cuda" else 128
     a = torch.randn(n, n, dtype=torch.bfloat16, device=device)
     y = torch.empty_like(x)
-    copy = _interleaved({"copy": lambda: y.copy_(x)}, device, 10)["copy"][1]
-    product = _interleaved({"product": lambda: a @ a}, device, 10)["product"][1]
+    copy = _interleaved({"copy": lambda: y.copy_(x)}, device, 10)["copy"].median
+    product = _interleaved({"product": lambda: a @ a}, device, 10)["product"].median
     return {
         "copy_gb_per_s": float(f"{2 * x.nbytes / copy / 1e6:.4g}"),
         "matmul_tflop_per_s": float(f"{2 * n**3 / product / 1e9:.4g}"),
@@ -407,8 +407,8 @@ def _peaks(calls: dict[str, Callable], device: torch.device) -> dict[str, int | 
 
 def _interleaved(
     calls: dict[str, Callable], device: torch.device, repeats: int
-) -> dict[str, list[float]]:
-    """Return [p20, p50, p80] in ms of each call and of its `_host` part, one reading in turn."""
+) -> dict[str, timing.Quantiles]:
+    """Return p20, median and p80 in ms of each call and its `_host` part, read in turns."""
     for call in calls.values():  # compile, tune, warm up
         for _ in range(3):
             call()

@@ -40,7 +40,7 @@ def measure(device: torch.device, sizes: Sequence[int] = SIZES, mib: int = 256) 
     return records.Record("profiling", provenance, UNITS, rows)
 
 
-def _row(kind: str, name: str, time: list[float], **values: Any) -> dict:
+def _row(kind: str, name: str, time: timing.Quantiles, **values: Any) -> dict:
     empty = {"n": 1, "flops": 0, "bytes": 0, "utilization": None}
     return {"kind": kind, "name": name, **empty, **values, "time": time}
 
@@ -54,7 +54,7 @@ def _peaks(device: torch.device, n: int, mib: int) -> Iterator[dict]:
     yield _row("peak", "matmul", _time(lambda: a @ a, device), n=n, flops=flops, bytes=moved)
 
 
-def _time(call: Callable, device: torch.device) -> list[float]:
+def _time(call: Callable, device: torch.device) -> timing.Quantiles:
     return timing.time_ms(call, device, REPEATS)
 
 

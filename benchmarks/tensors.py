@@ -60,8 +60,8 @@ def _first_ms(call: Callable[[], object], device: torch.device) -> float:
     return float(f"{timing.host_ms(call, device):.4g}")
 
 
-def _launch_ms(call: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
-    """Return [p20, p50, p80] in ms until `call` returns, its work unfinished: the wrong clock."""
+def _launch_ms(call: Callable[[], object], device: torch.device, repeats: int) -> timing.Quantiles:
+    """Return the ms until `call` returns, its work still unfinished: the wrong clock."""
     readings = []
     for _ in range(repeats):
         timing.wait_for(device)  # an empty queue each time: a full one would hold up the launch

@@ -190,8 +190,8 @@ class Roofline:
         product = timing.time_ms(lambda: a @ a, device)
 
         # the fastest fifth: a peak is what the device can do, not what it does on average
-        moving_s = min(copy[0], sweep[0]) / 1e3
-        return cls(2 * x.nbytes / moving_s, 2 * n**3 / (product[0] / 1e3))
+        moving_s = min(copy.p20, sweep.p20) / 1e3
+        return cls(2 * x.nbytes / moving_s, 2 * n**3 / (product.p20 / 1e3))
 
     def bound(self, flops: float, bytes: float) -> tuple[str, float]:
         """Return the lower roof, ``memory`` or ``compute``, and the least seconds it allows."""

@@ -2,10 +2,28 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
 SHORTEST_MS = 0.2  # a reading lasts at least this long, so that the clock's own step is small
+
+
+class Quantiles(NamedTuple):
+    """Of many readings: one fifth lies below `p20`, half below `median`, one fifth above `p80`.
+
+        low, middle, high = time_ms(call, device)
+        time_ms(call, device).median
+
+    JSON has it as a list of three, and so does `print`; the names are in its `repr`.
+    """
+
+    p20: float
+    median: float
+    p80: float
+
+    def __str__(self) -> str:
+        return str(list(self))
 
 
 def wait_for(device: torch.device) -> None:
@@ -14,13 +32,16 @@ def wait_for(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def quantiles(values: Sequence[float]) -> list[float]:
-    """Return [p20, p50, p80] of at least three values, to 4 significant digits."""
+def quantiles(values: Sequence[float]) -> Quantiles:
+    """Return p20, median and p80 of at least three values, to 4 significant digits.
+
+    Between two values they are interpolated. Raises ValueError for fewer than three.
+    """
     if len(values) < 3:
         raise ValueError(f"quantiles need at least 3 values, got {len(values)}")
     q = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
     p = torch.quantile(torch.tensor(values, dtype=torch.float64), q)
-    return [float(f"{v:.4g}") for v in p]
+    return Quantiles(*(float(f"{v:.4g}") for v in p))
 
 
 def host_ms(call: Callable[[], object], device: torch.device, times: int = 1) -> float:
@@ -39,8 +60,8 @@ def host_ms(call: Callable[[], object], device: torch.device, times: int = 1) ->
 
 def time_ms(
     call: Callable[[], object], device: torch.device, repeats: int = 15, *, by_host: bool = False
-) -> list[float]:
-    """Return [p20, p50, p80] in ms of one `call()`: warmed up, the device waited for.
+) -> Quantiles:
+    """Return p20, median and p80 in ms of one `call()`: warmed up, the device waited for.
 
     CUDA: events on the device, the L2 cache flushed before each call. Elsewhere, and `by_host`:
     the host's clock; short calls run back to back until a reading lasts 0.2 ms.
@@ -54,8 +75,8 @@ def interleaved(
     repeats: int = 15,
     *,
     by_host: bool = False,
-) -> dict[str, list[float]]:
-    """Return [p20, p50, p80] in ms for each of `calls`, read in turns: A, B, A, B, …
+) -> dict[str, Quantiles]:
+    """Return p20, median and p80 in ms for each of `calls`, read in turns: A, B, A, B, …
 
     A machine that becomes slower or faster meanwhile does so for all of them alike.
     """

@@ -56,7 +56,7 @@ def test_memory_is_predicted_and_measured(benchmark, monkeypatch):
     for row in record.rows:
         assert row["predicted"] == row["tensors"] <= row["allocator"]
     slower = [row["slowdown"] for row in record.rows if row["way"] == "plain"]
-    assert slower == [[1, 1, 1]] * 3
+    assert slower == [(1, 1, 1)] * 3
     gpt = {row["way"]: row["tensors"] for row in record.rows if row["model"] == "GPT"}
     assert gpt["all three"] < gpt["plain"]
 

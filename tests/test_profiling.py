@@ -200,9 +200,11 @@ def test_bound_takes_the_lower_roof():
 
 
 def test_roofs_are_measured_in_their_units(monkeypatch):
-    monkeypatch.setattr(
-        timing, "time_ms", lambda call, device: [2.0, 3.0, 4.0] if call() is not None else 0
-    )
+    def time_ms(call, device):
+        assert call() is not None
+        return timing.Quantiles(2.0, 3.0, 4.0)
+
+    monkeypatch.setattr(timing, "time_ms", time_ms)
     roof = profiling.Roofline.measure(CPU, n=10, mib=1, dtype=torch.float64)
     assert roof.bandwidth == 2 * 2**20 / 2e-3 and roof.peak_flops == 2 * 10**3 / 2e-3
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from helpers import tensors
+from helpers import tensors, timing
 
 CPU = torch.device("cpu")
 
@@ -132,7 +132,7 @@ def test_cpu_and_accelerator_are_timed_by_one_clock(benchmark, monkeypatch):
 
     def time_ms(call, device, repeats, **chosen):
         options.append(chosen)
-        return [1.0, 1.0, 1.0]
+        return timing.Quantiles(1.0, 1.0, 1.0)
 
     monkeypatch.setattr(benchmark.timing, "time_ms", time_ms)
     monkeypatch.setattr(benchmark.timing, "wait_for", lambda device: None)

@@ -1,3 +1,4 @@
+import json
 import time
 
 import pytest
@@ -10,9 +11,17 @@ CPU = torch.device("cpu")
 
 def test_quantiles():
     values = torch.arange(101.0).tolist()
-    assert timing.quantiles(values) == [20.0, 50.0, 80.0]
+    assert timing.quantiles(values) == (20.0, 50.0, 80.0)
     with pytest.raises(ValueError, match="at least 3 values, got 2"):
         timing.quantiles([1.0, 2.0])
+
+
+def test_quantiles_have_names_and_are_a_list_for_print_and_json():
+    found = timing.quantiles([3.0, 1.0, 2.0, 5.0, 4.0, 6.0])
+    low, middle, high = found
+    assert (low, middle, high) == (found.p20, found.median, found.p80) == (2.0, 3.5, 5.0)
+    assert str(found) == json.dumps(found) == "[2.0, 3.5, 5.0]"
+    assert repr(found) == "Quantiles(p20=2.0, median=3.5, p80=5.0)"
 
 
 def test_time_ms_is_about_right_and_warms_up():
@@ -83,9 +92,9 @@ def test_a_gpu_is_read_by_its_own_clock_unless_the_host_is_asked_for(monkeypatch
     calls = {"a": lambda: None}
     assert timing.readings(calls, cuda, 3)["a"] == [-1.0] * 3
     assert min(timing.readings(calls, cuda, 3, by_host=True)["a"]) > 0
-    assert timing.time_ms(calls["a"], cuda, 3) == [-1.0] * 3
-    assert timing.time_ms(calls["a"], cuda, 3, by_host=True)[0] > 0
-    assert timing.interleaved(calls, cuda, 3, by_host=True)["a"][0] > 0
+    assert timing.time_ms(calls["a"], cuda, 3) == (-1.0, -1.0, -1.0)
+    assert timing.time_ms(calls["a"], cuda, 3, by_host=True).p20 > 0
+    assert timing.interleaved(calls, cuda, 3, by_host=True)["a"].p20 > 0
 
 
 def test_waiting_for_a_cpu_returns_at_once():
@@ -106,4 +115,4 @@ def test_a_gpu_is_waited_for():
     device = torch.device("cuda")
     small, large = torch.rand(64, 64, device=device), torch.rand(4096, 4096, device=device)
     found = timing.interleaved({"s": lambda: small @ small, "l": lambda: large @ large}, device)
-    assert found["s"][1] < found["l"][0]
+    assert found["s"].median < found["l"].p20

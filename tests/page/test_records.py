@@ -4,6 +4,7 @@ import pytest
 import torch
 import yaml
 
+from helpers import timing
 from helpers.environment import versions
 from helpers.page import records
 
@@ -74,6 +75,17 @@ def test_a_record_in_words():
     assert made.summary("time", by="mode", peak=4) == "a chip, ms: b 1.5; a 3"
     with pytest.raises(ValueError, match=r"record 'demo': no row where {'mode': 'c'}"):
         made.summary("time", by="mode", mode="c")
+
+
+def test_a_record_that_was_just_measured_reads_like_one_from_a_file(tmp_path, monkeypatch):
+    """Its quantiles are not lists yet."""
+    monkeypatch.setattr(records, "FOLDER", tmp_path)
+    fresh = record(rows=[{"size": 1, "time": timing.Quantiles(1.0, 2.0, 4.0)}])
+    records.save(fresh, "chip")
+    assert records.load("demo", "chip").rows == [{"size": 1, "time": [1.0, 2.0, 4.0]}]
+    assert fresh.summary("time", by="size") == records.load("demo", "chip").summary("time", "size")
+    with pytest.raises(ValueError, match=r"time not ascending: \[3.0, 2.0, 1.0\]"):
+        record(rows=[{"size": 1, "time": timing.Quantiles(3.0, 2.0, 1.0)}])
 
 
 def test_incomplete_records_are_refused():
