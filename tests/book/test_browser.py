@@ -82,6 +82,11 @@ class Reader:
         self.page.evaluate("document.fonts.ready.then(() => true)")
         return self.page
 
+    def open_plain(self, path: str):
+        """Open a page in a browser without scripts."""
+        self.page.goto(f"{self.address}/{path}")
+        return self.page
+
 
 def start(chromium, address: str, **options) -> Reader:
     context = chromium.new_context(**{"viewport": DESK, **options})
@@ -170,6 +175,11 @@ SLIDERS = """async () => {
 BROKEN = "all => all.filter(i => i.complete && !i.naturalWidth && i.loading !== 'lazy').length"
 RED = "mjx-merror, [data-mjx-error], mjx-container [style*='color: red']"
 
+# What folded cells are called by default, without a word on what is inside.
+SAID = "all => all.map((one) => one.innerText.trim().replace(/ (source|output|content)s?$/, ''))"
+NOT_IN_A_BOX = """[...document.querySelectorAll("article figure img")]
+    .filter((one) => !one.closest(".picture")).map((one) => one.alt)"""
+
 # A color belongs to a kind of token, not to a word, and a row of a table is like the one above it:
 # one of each kind is enough for axe, which would look at each of 5,000 words for itself. The folded
 # is unfolded: axe does not see what is hidden.
@@ -226,6 +236,8 @@ def test_every_page(visitor, site, language, path):
     assert not [name for name in loaded if "fontawesome" in name]
     assert page.evaluate(TOO_NARROW, COLUMNS) == []
     assert page.evaluate(SLIDERS) == []
+    assert not {"展开单元格", "Show code cell"} & set(page.eval_on_selector_all("summary", SAID))
+    assert page.evaluate(NOT_IN_A_BOX) == []
 
     page.evaluate(PREPARE)
     assert violations(page) == {}
@@ -413,6 +425,22 @@ def test_the_switch_goes_to_the_same_section_both_ways(read):
         )
 
 
+@pytest.mark.parametrize(("below", "same"), [(-300, True), (5, True), (350, True), (700, False)])
+def test_the_switch_takes_the_section_that_one_reads(read, below, same):
+    """Its heading stands in the upper half, or above it, not always at the top."""
+    page = read().open(f"zh/notebooks/{CHAPTER}.html")
+    tall = """(all) => all.findIndex((one, n) => n > 2 && !one.querySelector("section") &&
+        [one, all[n - 1]].every((each) => each.clientHeight > 1000))"""
+    number = page.eval_on_selector_all("article section section[id]", tall)
+    ids = sections(page)
+    page.evaluate(f"""() => {{
+        const top = document.getElementById("{ids[number]}").getBoundingClientRect().top;
+        scrollBy({{ top: top - {below}, behavior: "instant" }});
+    }}""")
+    press_switch(page)
+    page.wait_for_url(f"**/en/notebooks/{CHAPTER}.html#{ids[number if same else number - 1]}")
+
+
 @pytest.mark.parametrize("path", KINDS)
 def test_at_the_end_of_a_page_the_switch_takes_the_last_section(read, path):
     """It is too short to come up to the top, where the section that one reads is looked for."""
@@ -577,6 +605,78 @@ def test_on_a_phone_a_slider_s_value_stands_beside_its_name(read):
     name, track, value = (label.locator(one).bounding_box() for one in ("code", "input", "output"))
     assert abs(name["y"] + name["height"] / 2 - value["y"] - value["height"] / 2) < 4
     assert track["y"] >= name["y"] + name["height"] and track["width"] > 250
+
+
+@pytest.mark.parametrize("language", ["zh", "en"])
+@pytest.mark.parametrize("kind", ["figure.explore", "figure:not(.explore)", "p"])
+def test_on_a_phone_a_picture_scrolls_in_its_box(read, kind, language):
+    """So wide that one can read it, by finger and by keyboard; the page stays where it is."""
+    page = read(viewport=PHONE).open(f"{language}/notebooks/03_autograd.html")
+    box = page.locator(f"{kind} > .picture.scrolls").first
+    image = box.locator("img")
+    natural = image.evaluate("one => one.naturalWidth")
+    assert image.bounding_box()["width"] >= min(natural, 560)
+    assert box.bounding_box()["width"] <= 335
+    box.focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("document.activeElement.scrollLeft > 0")
+    assert page.evaluate("scrollX") == 0
+    hint = box.evaluate("one => getComputedStyle(one, '::after').content")
+    assert ("左右滑动" if language == "zh" else "sideways") in hint
+
+
+def test_on_a_desk_a_picture_is_whole_and_no_stop_for_the_keyboard(read):
+    page = read().open(f"zh/notebooks/{CHAPTER}.html")
+    page.wait_for_load_state("load")
+    scroll = "all => all.filter((one) => one.scrollWidth > one.clientWidth || one.tabIndex >= 0)"
+    assert page.eval_on_selector_all(".picture", f"{scroll}.map((one) => one.innerHTML)") == []
+
+
+def test_in_the_dark_the_colors_of_a_figure_stay_what_they_are_called(read):
+    """Dimmed, all in the same measure: the theme's contrast turns orange into brown."""
+    page = read(color_scheme="dark").open(f"zh/notebooks/{CHAPTER}.html")
+    filters = "all => all.map((one) => getComputedStyle(one).filter)"
+    assert set(page.eval_on_selector_all("article .picture img", filters)) == {"brightness(0.88)"}
+
+
+# -- tracebacks ------------------------------------------------------------------------------------
+
+LONG = "08_gradients"  # the first chapter with a traceback through PyTorch
+
+
+@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+def test_a_long_traceback_unfolds_by_keyboard(read, viewport):
+    page = read(viewport=viewport).open(f"zh/notebooks/{LONG}.html")
+    block = page.locator(".output.traceback:has(details)").first
+    rest, message = block.locator("details pre"), block.locator("pre.message")
+    assert block.bounding_box()["height"] < 600
+    assert message.is_visible() and not rest.is_visible()
+    assert message.evaluate("one => one.scrollWidth <= one.clientWidth")
+    assert "调用栈的其余" in block.locator("summary").inner_text()
+    block.locator("summary").focus()
+    assert block.locator("summary").evaluate(RING)
+    page.keyboard.press("Enter")
+    assert rest.is_visible()
+
+
+def test_without_scripts_a_traceback_is_whole(read):
+    page = read(java_script_enabled=False).open_plain(f"en/notebooks/{LONG}.html")
+    folds = page.locator("details.frames")
+    assert folds.count() >= 1
+    assert all(fold.locator("pre").is_visible() for fold in folds.all())
+
+
+def test_paper_shows_whole_tracebacks_and_whole_pictures(read):
+    page = read(viewport={"width": 680, "height": 1000}).open(f"zh/notebooks/{LONG}.html")
+    page.emulate_media(media="print")
+    folded = "all => all.filter((one) => !one.open).length"
+    assert page.eval_on_selector_all("details.frames", folded) >= 1
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.eval_on_selector_all("details.frames", folded) == 0
+    pictures = "all => all.filter((one) => one.scrollWidth > one.clientWidth + 1).length"
+    assert page.eval_on_selector_all(".picture", pictures) == 0
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.eval_on_selector_all("details.frames", folded) >= 1
 
 
 WIDE_FORMULA = """() => {

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from html import escape, unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ import pytest
 from bilingual import (
     assets,
     figures,
+    folds,
     icons,
     images,
     language,
@@ -31,6 +33,7 @@ from bilingual import (
     search,
     strings,
     structure,
+    tracebacks,
     typography,
 )
 from bilingual.repository import Repository
@@ -132,6 +135,14 @@ def test_a_plot_keeps_every_pixel():
     assert (np.asarray(Image.open(io.BytesIO(base64.b64decode(written)))) == noise).all()
 
 
+def test_a_picture_is_in_a_box_of_its_own():
+    image = '<img alt="a &gt; b" src="x.svg" />'
+    boxed = f'<span class="picture">{image}</span>'
+    for before in ("<p>", '<figure class="explore">', '<figure class="align-default">\n'):
+        assert images.framed(f"{before}{image}<i>") == f"{before}{boxed}<i>"
+    assert images.framed(f"<p>In a line: {image}") == f"<p>In a line: {image}"
+
+
 def test_frames_are_written_as_text():
     svg = '<svg xmlns="http://www.w3.org/2000/svg"><text fill="#a00">50 % \\ </script></text></svg>'
     data = "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
@@ -169,6 +180,113 @@ def test_an_unreadable_notebook_is_named(tmp_path):
     path.write_text("{", encoding="utf-8")
     with pytest.raises(ValueError, match="03_broken.ipynb: expected a notebook"):
         language.read_notebook(path)
+
+
+# -- what is folded -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tags", "source", "data", "zh", "en"),
+    [
+        (["hide-cell", "solution"], "def f(): ...", None, "参考答案", "Solution"),
+        (["hide-input", "evidence"], "x", {"text/html": "<p>"}, "怎么测的", "How it was measured"),
+        (["hide-input"], "x", {"image/png": "A"}, "画这张图的代码", "The code of this figure"),
+        (
+            ["hide-input"],
+            "x",
+            {"text/html": '<figure class="explore">'},
+            "画这张图的代码",
+            "The code of this figure",
+        ),
+        (
+            ["hide-input"],
+            "def f(): ...",
+            {"text/plain": "1"},
+            "得出下面输出的代码",
+            "The code of the output below",
+        ),
+        (["hide-cell"], "x", {"text/plain": "1"}, "代码和输出", "Code and output"),
+        (["hide-output"], "x", {"text/plain": "1"}, "输出", "Output"),
+        (
+            ["hide-input"],
+            "!ls\n@jit\ndef f():\n    def g(): ...\nclass C: ...",
+            None,
+            "代码：定义 f、C",
+            "Code: defines f, C",
+        ),
+        (
+            ["hide-cell"],
+            "\n".join(f"def {name}(): ..." for name in "fghk"),
+            None,
+            "代码：定义 f、g、h、…",
+            "Code: defines f, g, h, …",
+        ),
+        (["hide-input"], "%%writefile a.py\ndef f(): ...", None, "代码", "Code"),
+        (["exercise"], "def f(): ...", None, None, None),
+    ],
+)
+def test_a_folded_cell_says_what_is_inside(sample, tags, source, data, zh, en):
+    cell = next(cell for cell in sample["cells"] if cell["cell_type"] == "code")
+    outputs = [{"output_type": "display_data", "data": data}] if data else []
+    cell.update(metadata={"tags": tags}, source=[source], outputs=outputs)
+    for tag, name in (("zh", zh), ("en", en)):
+        assert folds.name(cell, tag) == name
+        shown = language.filter_notebook({**sample, "cells": [cell]}, tag)["cells"][0]
+        assert shown["metadata"].get("mystnb", {}).get("code_prompt_show") == name
+
+
+def traceback(*lines: str) -> str:
+    """As Pygments writes it, every line an element of its own."""
+    text = "\n".join(f'<span class="n">{escape(line)}</span>' if line else "" for line in lines)
+    return (
+        '<div class="output traceback highlight-ipythontb notranslate"><div class="highlight">'
+        f"<pre><span></span>{text}\n</pre></div>\n</div>"
+    )
+
+
+def cut(*lines: str) -> list[tuple[str, list[str]]]:
+    """The pieces of a folded traceback: its kind and its lines."""
+    body = tracebacks.fold(traceback(*lines), "en")
+    found = re.findall(r"(<summary>[^<]*</summary><[^>]*>)?<pre(.*?)>(.*?)</pre>", body, re.S)
+    kinds = ["rest" if fold else attributes.strip() for fold, attributes, _ in found]
+    texts = [unescape(re.sub("<[^>]*>", "", text)) for _, _, text in found]
+    return [(kind, text.splitlines()) for kind, text in zip(kinds, texts, strict=True)]
+
+
+HEAD = ["-" * 75, "ValueError        Traceback (most recent call last)"]
+OWN = ["Cell In[3], line 2", "      1 x = 1", "----> 2 f(x)", ""]
+LIBRARY = ["File torch/a.py:7, in f(x)", *(f"      {n} y < {n}" for n in range(5)), ""]
+MESSAGE = ["ValueError: not this", "", "ValueError: and more"]
+
+
+def test_of_a_long_traceback_the_cell_and_the_message_are_in_sight():
+    head = ("", [*HEAD, *OWN[:-1]])
+    message = ('class="message"', MESSAGE)
+    assert cut(*HEAD, *OWN, *LIBRARY, *OWN, *LIBRARY, *MESSAGE) == [
+        head,
+        ("rest", [*LIBRARY, *OWN, *LIBRARY[:-1]]),
+        message,
+    ]
+    assert "The other 17 lines" in tracebacks.fold(
+        traceback(*HEAD, *OWN, *LIBRARY, *OWN, *LIBRARY, *MESSAGE), "en"
+    )
+    assert "其余 6 行" in tracebacks.fold(traceback(*HEAD, *OWN, *LIBRARY, *MESSAGE), "zh")
+    assert cut(*HEAD, *OWN, *MESSAGE) == [head, message]  # nothing to fold
+    # a function of the notebook that calls itself
+    many = cut(*HEAD, *(OWN * 9), *MESSAGE)
+    assert [kind for kind, _ in many] == ["", "rest", message[0]]
+    assert len(many[0][1]) <= tracebacks.IN_SIGHT
+    # another error on the way
+    way = "During handling of the above exception, another exception occurred:"
+    chain = [*HEAD, *LIBRARY, "KeyError: 1", "", way, "", *HEAD, *LIBRARY, *MESSAGE]
+    assert [kind for kind, _ in cut(*chain)] == ["", "rest", message[0]]
+    assert cut(*chain)[0][1] == HEAD and cut(*chain)[2] == message
+
+
+def test_what_is_no_traceback_stays_as_it_is():
+    for lines in (["  Cell In[1], line 1", "SyntaxError: invalid syntax"], [*HEAD, *OWN]):
+        body = traceback(*lines)
+        assert tracebacks.fold(body, "zh") == body
 
 
 # -- search -------------------------------------------------------------------------------------
@@ -381,7 +499,7 @@ def exported(sample: dict, tags: list[str], source: str, tag: str) -> dict:
     [
         (["hide-cell", "solution"], {"source_hidden": True, "outputs_hidden": True}, "参考答案"),
         (["hide-input", "evidence"], {"source_hidden": True}, "怎么测的"),
-        (["hide-input"], {"source_hidden": True}, "代码"),
+        (["hide-input"], {"source_hidden": True}, "画这张图的代码"),
     ],
 )
 def test_what_the_page_folds_the_notebook_folds(sample, tags, hidden, title):

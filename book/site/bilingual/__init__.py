@@ -15,6 +15,7 @@ from . import (
     search,
     strings,
     switch,
+    tracebacks,
     typography,
 )
 
@@ -31,6 +32,7 @@ PARTS = (
     links,
     icons,
     images,
+    tracebacks,
     typography,
     assets,
 )

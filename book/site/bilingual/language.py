@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import folds
 from .figures import lighten, localise
 
 
@@ -19,10 +20,7 @@ class Language:
     sphinx: str
     label: str
     hreflang: str
-    setup: str  # what folded cells are called, from here on
-    solution: str
-    evidence: str
-    code: str
+    setup: str  # what the folded first cell of a downloaded notebook is called
 
 
 LANGUAGES = {
@@ -32,9 +30,6 @@ LANGUAGES = {
         label="中文",
         hreflang="zh-Hans",
         setup="准备：安装缺少的包",
-        solution="参考答案",
-        evidence="怎么测的",
-        code="代码",
     ),
     "en": Language(
         tag="en",
@@ -42,9 +37,6 @@ LANGUAGES = {
         label="English",
         hreflang="en",
         setup="Setup: install what is missing",
-        solution="Solution",
-        evidence="How it was measured",
-        code="Code",
     ),
 }
 CLAIM = "application/vnd.pytorch-book.claim+json"  # for the claims page, not for a reader
@@ -82,14 +74,6 @@ def segments(html: str, tag: str) -> str:
     return html
 
 
-def fold_name(cell: dict, tag: str) -> str | None:
-    """What a folded cell is called in this language, None where the general words will do."""
-    tags = cell["metadata"].get("tags", [])
-    if "solution" in tags:
-        return LANGUAGES[tag].solution
-    return LANGUAGES[tag].evidence if "evidence" in tags else None
-
-
 def filter_notebook(notebook: dict, tag: str) -> dict:
     """The notebook in one language: its cells, its captions, its half of two-language outputs."""
     notebook = copy.deepcopy(notebook)
@@ -103,7 +87,7 @@ def filter_notebook(notebook: dict, tag: str) -> dict:
             for mime in {"text/html", "text/markdown"} & data.keys():
                 data[mime] = segments("".join(data[mime]), tag)
         localise(cell, tag)
-        prompt = fold_name(cell, tag)
+        prompt = folds.name(cell, tag) if cell["cell_type"] == "code" else None
         if prompt:
             prompts = {"code_prompt_show": prompt, "code_prompt_hide": prompt}
             cell["metadata"].setdefault("mystnb", {}).update(prompts)

@@ -7,7 +7,8 @@ import json
 import re
 from pathlib import Path
 
-from .language import LANGUAGES, filter_notebook, fold_name, of, read_notebook
+from . import folds
+from .language import LANGUAGES, filter_notebook, of, read_notebook
 from .repository import Repository, current
 from .structure import START
 from .switch import is_twin_build
@@ -55,7 +56,7 @@ def fold(cell: dict, tag: str) -> None:
     """Fold in a notebook what the page folds: the tags `hide-…` mean something to MyST-NB only."""
     tags = set(cell["metadata"].get("tags", []))
     if tags & {"hide-cell", "hide-input"}:
-        fold_source(cell, fold_name(cell, tag) or LANGUAGES[tag].code)
+        fold_source(cell, folds.name(cell, tag))
     if tags & {"hide-cell", "hide-output"}:
         cell["metadata"].setdefault("jupyter", {})["outputs_hidden"] = True
 

@@ -1,6 +1,6 @@
-// The book's only script: the language switch, the theme button's focus, what is too wide, printing.
+// The book's only script: language switch, theme button's focus, long tracebacks, what is too wide, printing.
 
-// The switch goes to the section in view: both languages give a heading the same label.
+// The switch goes to the section that is read: both languages give a heading the same label.
 function sectionInView() {
   const top = (section) => section.getBoundingClientRect().top;
   const sections = [...document.querySelectorAll("article.bd-article section[id]")];
@@ -9,7 +9,10 @@ function sectionInView() {
   if (scrollY < 40) return null;
   // At the end of the page the last sections cannot come up to the top.
   const atEnd = scrollY + innerHeight >= document.documentElement.scrollHeight - 2;
-  return atEnd ? sections.at(-1) : sections.filter((section) => top(section) < 140).at(-1);
+  if (atEnd) return sections.at(-1);
+  // A heading in the upper half begins what is read; else it began further up.
+  const begins = sections.find((section) => top(section) >= 0 && top(section) < innerHeight / 2);
+  return begins ?? sections.filter((section) => top(section) < 0).at(-1);
 }
 
 for (const link of document.querySelectorAll(".language-switch__link")) {
@@ -26,6 +29,9 @@ for (const link of document.querySelectorAll(".language-switch__link")) {
 // The theme calls blur() on these buttons when they are pressed, and a keyboard would be lost.
 const blurred = ".theme-switch-button, .search-button, .sidebar-toggle";
 for (const button of document.querySelectorAll(blurred)) button.blur = () => {};
+
+// A long traceback is whole on a page without scripts.
+for (const frames of document.querySelectorAll("details.frames")) frames.open = false;
 
 // In a narrow table a long name may break after _ and dots (book.css says where: on a phone).
 for (const name of document.querySelectorAll(".bd-article td code .pre")) {
@@ -48,6 +54,20 @@ function scrollWideFormulas() {
     else formula.removeAttribute("tabindex");
   }
 }
+
+// A picture that is wider than its box can be scrolled by keyboard, too, and says so.
+function scrollWidePictures() {
+  for (const box of document.querySelectorAll(".picture")) {
+    const scrolls = box.scrollWidth > box.clientWidth + 1;
+    box.classList.toggle("scrolls", scrolls);
+    if (scrolls) box.tabIndex = 0;
+    else box.removeAttribute("tabindex");
+  }
+}
+
+addEventListener("load", scrollWidePictures);
+addEventListener("resize", scrollWidePictures);
+addEventListener("toggle", scrollWidePictures, true);
 
 addEventListener("load", () => window.MathJax?.startup?.promise?.then(() => {
   scrollWideFormulas();
