@@ -55,9 +55,9 @@ function scrollWideFormulas() {
   }
 }
 
-// A picture that is wider than its box can be scrolled by keyboard, too, and says so.
-function scrollWidePictures() {
-  for (const box of document.querySelectorAll(".picture")) {
+// A picture or a table that is wider than its box can be scrolled by keyboard, too, and says so.
+function scrollWideBoxes() {
+  for (const box of document.querySelectorAll(".picture, .pst-scrollable-table-container")) {
     const scrolls = box.scrollWidth > box.clientWidth + 1;
     box.classList.toggle("scrolls", scrolls);
     if (scrolls) box.tabIndex = 0;
@@ -65,9 +65,9 @@ function scrollWidePictures() {
   }
 }
 
-addEventListener("load", scrollWidePictures);
-addEventListener("resize", scrollWidePictures);
-addEventListener("toggle", scrollWidePictures, true);
+addEventListener("load", scrollWideBoxes);
+addEventListener("resize", scrollWideBoxes);
+addEventListener("toggle", scrollWideBoxes, true);
 
 addEventListener("load", () => window.MathJax?.startup?.promise?.then(() => {
   scrollWideFormulas();
