@@ -101,54 +101,9 @@ class DeviceMemory:
         """The largest single free block: a request above it needs another segment."""
         return max((block.size for block in self.blocks(FREE)), default=0)
 
-    @property
-    def releasable(self) -> int:
-        """What `empty_cache` can give back: the segments in which nothing is in use."""
-        return sum(segment.size for segment in self.segments if _is_unused(segment))
-
-    @property
-    def fragmentation(self) -> float:
-        """The share of the free memory that lies outside the largest free block, 0 to 1."""
-        return 1 - self.largest_free / self.free_bytes if self.free_bytes else 0.0
-
     def blocks(self, state: str) -> list[Block]:
         """Return the blocks in this state, by segment and address."""
         return [block for s in self.segments for block in s.blocks if block.state == state]
-
-
-def _is_unused(segment: Segment) -> bool:
-    return all(block.state == FREE for block in segment.blocks)
-
-
-def allocated_over_time(memory: DeviceMemory) -> list[tuple[int, int, int]]:
-    """Return (time, allocated, reserved) before the first event and after each one.
-
-    allocated: bytes asked for, since the history has no rounded sizes; reserved: bytes of the
-    segments. A history that began late, or lost its oldest entries (`max_entries` of
-    `_record_memory_history`), is counted back from the state at its end.
-    """
-    changes = [(event, *_change(event)) for event in memory.events]
-    allocated = memory.requested - sum(change for _, change, _ in changes)
-    reserved = memory.reserved - sum(change for _, _, change in changes)
-    points = [(memory.events[0].time if memory.events else 0, allocated, reserved)]
-    for event, more_allocated, more_reserved in changes:
-        allocated, reserved = allocated + more_allocated, reserved + more_reserved
-        points.append((event.time, allocated, reserved))
-    return points
-
-
-def _change(event: Event) -> tuple[int, int]:
-    """How `event` changes the bytes allocated and reserved."""
-    match event.action:
-        case "alloc":
-            return event.size, 0
-        case "free_requested":
-            return -event.size, 0
-        case "segment_alloc" | "segment_map":
-            return 0, event.size
-        case "segment_free" | "segment_unmap":
-            return 0, -event.size
-    return 0, 0
 
 
 class CachingAllocator(DeviceMemory):
@@ -168,7 +123,6 @@ class CachingAllocator(DeviceMemory):
     def __init__(self, capacity: int):
         super().__init__([], [])
         self.capacity = capacity
-        self.peak_allocated = self.peak_reserved = 0
         self._next_address = SEGMENT_STEP  # not 0: an address of 0 means none
 
     def malloc(self, size: int) -> Block:
@@ -183,7 +137,9 @@ class CachingAllocator(DeviceMemory):
         rounded = round_size(size)
         pool = "small" if rounded <= SMALL_REQUEST else "large"
 
-        found = self._best_fit(pool, rounded) or self._new_segment(pool, rounded)
+        found = self._best_fit(pool, rounded)
+        if found is None:
+            found = self._new_segment(pool, rounded)
         if found is None:
             self.empty_cache()
             found = self._new_segment(pool, rounded)
@@ -201,7 +157,6 @@ class CachingAllocator(DeviceMemory):
         segment.blocks[where : where + 1] = parts
 
         self._record("alloc", taken.address, size)
-        self.peak_allocated = max(self.peak_allocated, self.allocated)
         return taken
 
     def free(self, block: Block) -> None:
@@ -214,7 +169,8 @@ class CachingAllocator(DeviceMemory):
             raise ValueError(f"expected a block in use, got {block}")
         self._record("free_requested", block.address, block.requested)
         self._record("free_completed", block.address, block.requested)
-        block.state, block.requested = FREE, 0
+        block.state = FREE
+        block.requested = 0
         _merge(owners[0])
 
     def empty_cache(self) -> int:
@@ -222,7 +178,7 @@ class CachingAllocator(DeviceMemory):
 
         `release_cached_blocks`: a segment of which one block is in use stays, whole.
         """
-        unused = [segment for segment in self.segments if _is_unused(segment)]
+        unused = [s for s in self.segments if all(block.state == FREE for block in s.blocks)]
         for segment in unused:
             self.segments.remove(segment)
             self._record("segment_free", segment.address, segment.size)
@@ -231,16 +187,13 @@ class CachingAllocator(DeviceMemory):
     def _best_fit(self, pool: str, size: int) -> tuple[Segment, Block] | None:
         """`get_free_block`: the smallest that is large enough; of equals, the lowest address."""
         fitting = [
-            (block.size, block.address, segment, block)
+            (segment, block)
             for segment in self.segments
             if segment.pool == pool
             for block in segment.blocks
             if block.state == FREE and block.size >= size
         ]
-        if not fitting:
-            return None
-        _, _, segment, block = min(fitting, key=lambda fit: fit[:2])
-        return segment, block
+        return min(fitting, key=lambda fit: (fit[1].size, fit[1].address), default=None)
 
     def _new_segment(self, pool: str, size: int) -> tuple[Segment, Block] | None:
         """`alloc_block`: ask CUDA for a segment; None when it has no room for it."""
@@ -252,7 +205,6 @@ class CachingAllocator(DeviceMemory):
         self._next_address += size
         self.segments.append(segment)
         self._record("segment_alloc", segment.address, size)
-        self.peak_reserved = max(self.peak_reserved, self.reserved)
         return segment, block
 
     def _record(self, action: str, address: int, size: int) -> None:
@@ -291,7 +243,7 @@ def should_split(pool: str, remaining: int) -> bool:
 
 
 def _round_up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
+    return -(-size // multiple) * multiple  # // rounds down, so on the negative number, up
 
 
 def _merge(segment: Segment) -> None:
@@ -310,11 +262,7 @@ def _mib(size: int) -> str:
 
 
 class Snapshot(DeviceMemory):
-    """One device's part of a memory snapshot; `settings` are those of the allocator, if kept."""
-
-    def __init__(self, segments: list[Segment], events: list[Event], settings: dict[str, Any]):
-        super().__init__(segments, events)
-        self.settings = settings
+    """One device's part of a memory snapshot."""
 
     def largest_sites(self, count: int = 5) -> list[tuple[str, int]]:
         """Return where the most bytes in use were allocated: ("file.py:12 name", bytes).
@@ -362,7 +310,7 @@ def read_snapshot(source: str | Path | dict[str, Any], device: int = 0) -> Snaps
         events = [_event(entry) for entry in traces[device]]
     except KeyError as missing:
         raise ValueError(f"expected a snapshot; one of its entries has no {missing}") from missing
-    return Snapshot(segments, events, data.get("allocator_settings", {}))
+    return Snapshot(segments, events)
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -376,14 +324,15 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def _segment(entry: dict[str, Any]) -> Segment:
-    blocks, address = [], entry["address"]
+    blocks = []
+    address = entry["address"]
     for block in entry["blocks"]:
-        # older snapshots lack addresses, and what was asked for
-        requested = block.get("requested_size", block["size"])
-        requested = 0 if block["state"] == FREE else requested
-        state, frames = block["state"], block.get("frames", [])
-        blocks.append(Block(address, block["size"], requested, state, frames))
-        address += block["size"]
+        size, state = block["size"], block["state"]
+        requested = block.get("requested_size", size)  # older snapshots lack it, and addresses
+        if state == FREE:
+            requested = 0  # the file keeps what the block's last owner asked for
+        blocks.append(Block(address, size, requested, state, block.get("frames", [])))
+        address += size
     return Segment(entry["address"], entry["total_size"], entry["segment_type"], blocks)
 
 

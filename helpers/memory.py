@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,9 @@ from torch.utils._pytree import tree_iter
 
 from helpers.tensors import storage_id
 
-FOREACH_TYPES = (optimizer_types, norm_types)  # of tensors that may be updated in groups
+# Names above that begin with an underscore are private and may change; of PyTorch 2.15 nothing
+# public fakes a model that exists, or says which loops an optimizer chooses and who calls an
+# operation. `SavedTensors` needs none of them.
 TORCH = os.path.dirname(torch.__file__)
 HIDE_IN_PLACE = {  # what autograd computes in place, but under a mode out of place
     torch.ops.aten.add.Tensor,  # where gradients meet
@@ -130,8 +132,7 @@ class PeakMemory(TorchDispatchMode):
         self._cleanup = ExitStack()
         self._node: tuple | None = None  # of the graph, whose backward runs now
         self._node_began = 0  # in the timeline
-        # the last operation's first operand and result, the peak before, if `_hides_in_place`
-        self._written: tuple[int, int, int] | None = None
+        self._written: _Written | None = None  # the last operation, if it `_hides_in_place`
         self.live = self.peak = 0
         self.timeline: list[tuple[str, int]] = []
         self.marks: list[tuple[str, int]] = []
@@ -195,7 +196,9 @@ class PeakMemory(TorchDispatchMode):
 
         for key, storage in given.items():
             self._resize(key, storage)  # `out=`, `resize_`
-        fresh = func is torch.ops.aten.lift_fresh.default  # torch.tensor(...), from_numpy(...)
+        # `torch.tensor` and `from_numpy` end in `lift_fresh`, which returns its own operand: there
+        # the memory is new; but NumPy's, which cannot be resized, stays NumPy's
+        fresh = func is torch.ops.aten.lift_fresh.default
         borrowed = fresh and not all(s.resizable() for s in given.values())
         if not borrowed:
             purpose = "activations" if torch.is_grad_enabled() else "other"
@@ -204,7 +207,7 @@ class PeakMemory(TorchDispatchMode):
         peak = self.peak
         self._record(str(getattr(func, "overloadpacket", func)))
         if self._hides_in_place(func, args, kwargs):
-            self._written = storage_id(args[0]), storage_id(out), peak
+            self._written = _Written(storage_id(args[0]), storage_id(out), peak)
         return out
 
     def _follow_backward(self) -> None:
@@ -250,11 +253,10 @@ class PeakMemory(TorchDispatchMode):
 
     def _take_over(self, block: "_Block") -> None:
         """Let a result have the memory of its first operand, which has just died."""
-        _, key, peak = self._written
         self.live -= self._blocks.pop().bytes  # the result's own: without a mode it is not made
-        self._alive[key] = block
+        self._alive[self._written.result] = block
         self.timeline[-1] = (self.timeline[-1][0], self.live)
-        self.peak = max(peak, self.live)
+        self.peak = max(self._written.peak_before, self.live)
         self._written = None
 
     def _record(self, operation: str) -> None:
@@ -297,7 +299,8 @@ class PeakMemory(TorchDispatchMode):
             if block is None:
                 storage = tensor.untyped_storage()
                 self._begin(key, storage.nbytes(), category)
-                weakref.finalize(storage, self._end, key).atexit = False
+                end = weakref.finalize(storage, self._end, key)
+                end.atexit = False  # when Python ends, nobody asks for the count any more
             elif block.category in ("activations", "other"):
                 block.category = category
 
@@ -315,11 +318,22 @@ class PeakMemory(TorchDispatchMode):
 
     def _end(self, key: int) -> None:
         block = self._alive.pop(key)
-        if self._written is not None and key == self._written[0]:
+        if self._written is not None and key == self._written.operand:
             self._take_over(block)
             return
         block.died = len(self.timeline)
         self.live -= block.bytes
+
+
+class _Written(NamedTuple):
+    """An operation that without a mode may write its result into its first operand.
+
+    operand, result: `storage_id` of both. peak_before: the peak without this operation.
+    """
+
+    operand: int
+    result: int
+    peak_before: int
 
 
 @dataclass(slots=True)
@@ -333,6 +347,7 @@ class _Block:
 
 
 def _is_known(thing: Any) -> bool:
+    """Whether this is looked into by us, not by `tree_iter`."""
     return isinstance(thing, (nn.Module, Optimizer))
 
 
@@ -372,6 +387,7 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def _lies_on(device: torch.device | None, tensor: Tensor) -> bool:
+    """Whether the tensor lies there; "cuda" stands for every GPU, None for every device."""
     if device is None:
         return True
     return device.type == tensor.device.type and device.index in (None, tensor.device.index)
@@ -431,7 +447,7 @@ def breakdown(
 
     The prediction equals `measure_step` to the byte where both choose the same operations. Code
     that asks for the values of tensors (`if x.max() > 1`) raises PyTorch's error. Raises ValueError
-    for a model on the meta device.
+    for a model on the meta device, or without parameters.
     """
     with _faked(model, optimizer, batch) as fake_batch:
         return measure_step(model, optimizer, loss_fn, fake_batch)
@@ -446,7 +462,7 @@ def dry_run(
     """Return the memory of `step(model, optimizer, batch)`, whatever it does, on fake tensors.
 
     Only what lies on the model's device counts. As in `breakdown` nothing is computed or changed,
-    and it is the second step that counts.
+    it is the second step that counts, and the same errors are raised.
     """
     device = _device_of(model)
     with _faked(model, optimizer, batch) as fake_batch:
@@ -497,6 +513,9 @@ def _keep_counters(real_state: dict, fake_state: dict) -> None:
                 fake[name].constant = None if known is None else known.detach().clone()
 
 
+FOREACH_TYPES = (optimizer_types, norm_types)  # PyTorch's own lists: to be added to in place
+
+
 class _LikeRealTensors(TorchDispatchMode):
     """Mend where PyTorch 2.15 treats fake tensors in another way than real ones.
 
@@ -532,8 +551,10 @@ def measure_step(
 ) -> Breakdown:
     """Make two training steps, and count the bytes of the second.
 
-    The first one lets the optimizer make its state. Weights and optimizer change, as in training.
-    Both steps: gradients to None, forward, backward, update; the loss lives to the end.
+    loss_fn(model, batch) -> scalar loss. Only what lies on the model's device counts. The first
+    step lets the optimizer make its state. Weights and optimizer change, as in training. Both
+    steps: gradients to None, forward, backward, update; the loss lives to the end. Raises
+    ValueError for a model without parameters.
     """
     device = _device_of(model)
     optimizer.zero_grad()

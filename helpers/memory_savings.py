@@ -148,7 +148,8 @@ class Offload(saved_tensors_hooks):
     ):
         self.bytes = 0
         self._excluded = {storage_id(t) for t in exclude}
-        self._at_least, self._pin = at_least, pin_memory
+        self._at_least = at_least
+        self._pin = pin_memory
         super().__init__(self._pack, self._unpack)
 
     def __enter__(self) -> "Offload":
@@ -156,7 +157,7 @@ class Offload(saved_tensors_hooks):
         return self
 
     def _pack(self, tensor: Tensor) -> tuple[torch.device, Tensor]:
-        size = tensor.numel() * tensor.element_size()
+        size = tensor.nbytes  # of a view only what it shows, not its whole storage
         if size < self._at_least or storage_id(tensor) in self._excluded:
             return tensor.device, tensor.detach()  # with its grad_fn the graph would hold itself
         self.bytes += size

@@ -16,11 +16,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class FloatFormat:
-    """A binary float format: one sign bit, then the exponent, then the mantissa.
+    """A binary float format: one sign bit, then the exponent, then the mantissa (IEEE 754).
 
-    A pattern is the integer whose binary digits are these bits, the sign first. Patterns whose
-    exponent has only ones are infinity and NaN; without `infinities`, as in float8_e4m3fn, only
-    the one whose mantissa has only ones, too, is NaN, and the rest are numbers.
+    exponent, mantissa: how many bits each of them has. A pattern is the integer whose binary
+    digits are these bits, the sign first. Patterns whose exponent has only ones are infinity and
+    NaN; without `infinities`, as in float8_e4m3fn (Micikevicius and others, 2022), only the one
+    whose mantissa has only ones, too, is NaN, and the rest are numbers.
     """
 
     name: str
@@ -89,7 +90,10 @@ class FloatFormat:
         return sign + min(pattern, above)
 
     def fields(self, pattern: int) -> tuple[int, int, int]:
-        """Return sign, stored exponent and stored mantissa of a pattern, as integers."""
+        """Return sign, stored exponent and stored mantissa of a pattern, as integers.
+
+        Raises ValueError for a pattern that does not fit into the bits.
+        """
         if not 0 <= pattern < 2**self.bits:
             raise ValueError(f"{self.name}: expected a pattern of {self.bits} bits, got {pattern}")
         rest, mantissa = divmod(pattern, 2**self.mantissa)
@@ -139,13 +143,17 @@ DTYPES = {
 
 
 def bits_of(value: float, name: str) -> str:
-    """Return the bits that PyTorch stores for `value` in the format `name`, a key of `DTYPES`."""
+    """Return the bits that PyTorch stores for `value` in the format `name`, a key of `DTYPES`.
+
+    Raises ValueError for a format that tensors do not have, such as tf32.
+    """
     if name not in DTYPES:
         raise ValueError(f"no tensor has the format {name!r}; expected one of {list(DTYPES)}")
     dtype, integer = DTYPES[name]
     number_format = FORMATS[name]
     stored = torch.tensor(value).to(dtype).view(integer).item()
-    return number_format.text(stored % 2**number_format.bits)  # a signed integer may be negative
+    pattern = stored % 2**number_format.bits  # as unsigned: with the sign bit set, it is negative
+    return number_format.text(pattern)
 
 
 # ---- what falls out of a format
@@ -168,7 +176,8 @@ class Shares:
 def shares(values: Tensor | Iterable[Tensor], scale: float = 1.0, name: str = "fp16") -> Shares:
     """Say what becomes of `values` times `scale` in the format `name`; exact zeros do not count.
 
-    name: a key of `FORMATS`. Raises ValueError for another one, and if no value counts.
+    NaN does not count either. name: a key of `FORMATS`. Raises ValueError for another one, and if
+    no value counts.
     """
     if name not in FORMATS:
         raise ValueError(f"unknown format {name!r}; expected one of {list(FORMATS)}")
@@ -183,22 +192,38 @@ def shares(values: Tensor | Iterable[Tensor], scale: float = 1.0, name: str = "f
     overflow = magnitudes >= limit
     subnormal = (magnitudes < target.smallest_normal) & ~lost
     normal = ~(lost | subnormal | overflow)
-    return Shares(*(part.double().mean().item() for part in (lost, subnormal, normal, overflow)))
+
+    def share(part: Tensor) -> float:
+        return part.double().mean().item()
+
+    return Shares(
+        lost=share(lost),
+        subnormal=share(subnormal),
+        normal=share(normal),
+        overflow=share(overflow),
+    )
 
 
 def powers_of_two(values: Tensor | Iterable[Tensor]) -> dict[int, float]:
-    """Return the share of the non-zero values with 2**k <= |value| < 2**(k + 1), for each k."""
-    exponents = torch.frexp(_magnitudes(values)).exponent - 1
+    """Return the share of the values with 2**k <= |value| < 2**(k + 1), for each k that has one.
+
+    Zeros, NaN and infinities do not count. No values: an empty dict.
+    """
+    magnitudes = _magnitudes(values)
+    finite = magnitudes[magnitudes.isfinite()]
+    exponents = torch.frexp(finite).exponent - 1  # frexp has 0.5 <= mantissa < 1
     found, counts = exponents.unique(return_counts=True)
     total = len(exponents)
     return {k: n / total for k, n in zip(found.tolist(), counts.tolist(), strict=True)}
 
 
 def _magnitudes(values: Tensor | Iterable[Tensor]) -> Tensor:
-    """Absolute values without zeros, as one long vector of float64."""
+    """Absolute values without zeros and NaN, as one long vector of float64."""
     parts = [values] if isinstance(values, Tensor) else list(values)
+    if not parts:
+        return torch.empty(0, dtype=torch.float64)
     everything = torch.cat([part.detach().flatten().double() for part in parts]).abs()
-    return everything[everything > 0]
+    return everything[everything > 0]  # NaN > 0 is false
 
 
 # ---- loss scaling
@@ -220,18 +245,23 @@ class LossScaler:
         growth_interval: int = 2000,
     ):
         self.factor = _as_float32(init_scale)
-        self.growth_factor, self.backoff_factor = growth_factor, backoff_factor
+        self.growth_factor = growth_factor
+        self.backoff_factor = backoff_factor
         self.growth_interval = growth_interval
         self.good_steps = 0  # since the scale last changed
         self._found_inf: dict[int, bool] = {}  # of each optimizer that was unscaled in this step
-        self._stepped: set[int] = set()
+        self._stepped: set[int] = set()  # by id(optimizer), as above
 
     def scale(self, loss: Tensor) -> Tensor:
         """Return the loss times the scale: by the chain rule, all gradients are multiplied, too."""
         return loss * self.factor
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the optimizer's gradients by the scale, and note whether one is not finite."""
+        """Divide the optimizer's gradients by the scale, and note whether one is not finite.
+
+        Raises RuntimeError the second time in a step, or without a gradient; ValueError for
+        float16 gradients, which autocast does not make: its parameters stay float32.
+        """
         key = id(optimizer)
         if key in self._found_inf:
             raise RuntimeError("this optimizer's gradients are unscaled already; call update first")
@@ -247,7 +277,10 @@ class LossScaler:
             gradient.mul_(1 / self.factor)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Unscale if that was not done, then update the parameters if all gradients are finite."""
+        """Unscale if that was not done, then update the parameters if all gradients are finite.
+
+        Raises RuntimeError the second time in a step.
+        """
         if id(optimizer) in self._stepped:
             raise RuntimeError("this optimizer has made its step already; call update first")
         if id(optimizer) not in self._found_inf:
@@ -257,7 +290,7 @@ class LossScaler:
         self._stepped.add(id(optimizer))
 
     def update(self) -> None:
-        """Choose the scale of the next step."""
+        """Choose the scale of the next step. Raises RuntimeError if nothing was unscaled."""
         if not self._found_inf:
             raise RuntimeError("expected unscale_ or step before update, got neither")
         if any(self._found_inf.values()):
@@ -267,7 +300,7 @@ class LossScaler:
             self.good_steps += 1
             if self.good_steps == self.growth_interval:
                 grown = _as_float32(self.factor * self.growth_factor)
-                if math.isfinite(grown):
+                if math.isfinite(grown):  # float32 ends at 3.4e38
                     self.factor = grown
                 self.good_steps = 0
         self._found_inf.clear()
@@ -293,9 +326,11 @@ class LossScaler:
             raise ValueError(
                 f"expected the state of a scaler that is enabled, got one without {sorted(missing)}"
             )
-        self.factor, self.good_steps = state["scale"], state["_growth_tracker"]
-        self.growth_factor, self.backoff_factor = state["growth_factor"], state["backoff_factor"]
+        self.factor = state["scale"]
+        self.growth_factor = state["growth_factor"]
+        self.backoff_factor = state["backoff_factor"]
         self.growth_interval = state["growth_interval"]
+        self.good_steps = state["_growth_tracker"]
 
 
 def _as_float32(number: float) -> float:
@@ -386,7 +421,8 @@ def autocast_lists() -> dict[str, str]:
 
     The lists are macros in ``ATen/autocast_mode.h``, which is installed with PyTorch. What stands
     in none of them is left as it comes; what stands in AT_FORALL_PROMOTE brings all its inputs to
-    the widest of their dtypes and is not returned here.
+    the widest of their dtypes and is not returned here. Raises ValueError for a header of another
+    version, without these macros.
     """
     header = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
     source = header.read_text(encoding="utf-8")
@@ -400,14 +436,17 @@ def autocast_lists() -> dict[str, str]:
         _, start, rest = source.partition(f"#define {macro}(_)")
         if not start:
             raise ValueError(f"expected the macro {macro} in {header.name}, got a header without")
-        body = rest.split("\n\n")[0]
+        body = rest.split("\n\n")[0]  # a macro's lines are continued by \\ up to an empty one
         for name in re.findall(r"_\((\w+)", body):
             found[name] = group
     return found
 
 
 def cuda_group(name: str) -> str:
-    """Return the group of one of `OPERATIONS` on CUDA, by PyTorch's source."""
+    """Return the group of one of `OPERATIONS` on CUDA, by PyTorch's source.
+
+    Raises ValueError for a name that is not in `OPERATIONS`.
+    """
     if name not in OPERATIONS:
         raise ValueError(f"unknown operation {name!r}; expected one of {list(OPERATIONS)}")
     # cross_entropy is log_softmax and then nll_loss, both listed

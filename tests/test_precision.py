@@ -155,11 +155,14 @@ def test_half_of_the_smallest_number_is_lost_and_the_next_is_not():
     assert precision.shares(half * 1.0001).subnormal == 1
     assert precision.shares(torch.tensor([65519.0])).normal == 1
     assert precision.shares(torch.tensor([65520.0])).overflow == 1
+    assert precision.shares(torch.tensor([math.inf, math.nan])).overflow == 1
 
 
 def test_there_must_be_something_to_share():
     with pytest.raises(ValueError, match="at least one value that is not zero"):
         precision.shares(torch.zeros(3))
+    with pytest.raises(ValueError, match="at least one value that is not zero"):
+        precision.shares([])
     with pytest.raises(ValueError, match="unknown format 'float16'; expected one of .*'fp16'"):
         precision.shares(torch.ones(3), name="float16")
 
@@ -168,6 +171,8 @@ def test_powers_of_two_are_counted_from_below():
     values = torch.tensor([1.0, 1.99, -2.0, 3.9, 0.0, 2.0**-149, 0.5])
     expected = {-149: 1 / 6, -1: 1 / 6, 0: 2 / 6, 1: 2 / 6}
     assert precision.powers_of_two(values) == expected
+    assert precision.powers_of_two([values, torch.tensor([math.inf, math.nan])]) == expected
+    assert precision.powers_of_two([]) == {}
 
 
 # ---- loss scaling
