@@ -1,4 +1,4 @@
-"""Chapter 09, drawn: the live bytes of training steps, and the peak by the size of groups."""
+"""Chapter 09, drawn: live bytes of training steps, peaks by group size, steps against cards."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -56,6 +56,27 @@ def draw_groups(ax: Axes, layers: int, ratio: int, *, most: tuple[int, int] = (2
     title = f"layers n = {layers}     ratio r = {ratio}     best k = {sizes[best]}"
     ax.set_title(title, fontsize=10)
     ax.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def draw_fit(ax: Axes, steps: Mapping[str, float], cards: Sequence[int]) -> None:
+    """Draw the peak after each step as a bar, from top to bottom, and each card as a line.
+
+    steps: name -> bytes. cards: gigabytes. A bar is green if it is below the smallest card, blue
+    if it is below any, and gray if it fits nowhere.
+    """
+    gigabytes = [peak / 1e9 for peak in steps.values()]
+    colors = []
+    for peak in gigabytes:
+        fitting = [card for card in cards if peak <= card]
+        colors.append(GREEN if len(fitting) == len(cards) else BLUE if fitting else GRAY)
+    bars = ax.barh(range(len(steps)), gigabytes, color=colors)
+    ax.bar_label(bars, [f"{peak:.1f}" for peak in gigabytes], padding=3, fontsize=9)
+    for card in cards:
+        ax.axvline(card, color=PINK, linewidth=1, linestyle="--")
+    ax.set_yticks(range(len(steps)), list(steps), fontsize=9)
+    ax.invert_yaxis()
+    ax.set(xlabel="GB", xlim=(0, max(gigabytes) * 1.12))
+    ax.set_xticks([0, *cards, 120])
 
 
 def out_of_memory_tree() -> None:

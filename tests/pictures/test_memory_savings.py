@@ -31,6 +31,17 @@ def test_the_best_group_is_marked(ax):
     assert (ax.get_xlim(), ax.get_ylim()) == axes  # whatever is drawn
 
 
+def test_each_step_is_a_bar_in_the_color_of_the_cards_that_hold_it(ax):
+    pictures.draw_fit(ax, {"a": 100e9, "b": 80e9, "c": 24.5e9, "d": 12e9}, cards=(24, 80))
+    assert [bar.get_width() for bar in ax.patches] == [100, 80, 24.5, 12]
+    gray, blue, still_blue, green = (bar.get_facecolor() for bar in ax.patches)
+    assert blue == still_blue and len({gray, blue, green}) == 3
+    assert [text.get_text() for text in ax.texts] == ["100.0", "80.0", "24.5", "12.0"]
+    assert [line.get_xdata()[0] for line in ax.lines] == [24, 80]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "b", "c", "d"]
+    assert ax.yaxis_inverted()  # the first step is on top
+
+
 def test_the_tree_for_out_of_memory_is_shown(monkeypatch):
     shown = []
     monkeypatch.setattr(decisions, "display", lambda bundle, raw: shown.append(bundle))
