@@ -70,9 +70,10 @@ def draw_fit(ax: Axes, steps: Mapping[str, float], cards: Sequence[int]) -> None
         fitting = [card for card in cards if peak <= card]
         colors.append(GREEN if len(fitting) == len(cards) else BLUE if fitting else GRAY)
     bars = ax.barh(range(len(steps)), gigabytes, color=colors)
-    ax.bar_label(bars, [f"{peak:.1f}" for peak in gigabytes], padding=3, fontsize=9)
+    white = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+    ax.bar_label(bars, [f"{peak:.1f}" for peak in gigabytes], padding=4, fontsize=9, bbox=white)
     for card in cards:
-        ax.axvline(card, color=PINK, linewidth=1, linestyle="--")
+        ax.axvline(card, color=PINK, linewidth=1, linestyle="--", zorder=0)
     ax.set_yticks(range(len(steps)), list(steps), fontsize=9)
     ax.invert_yaxis()
     ax.set(xlabel="GB", xlim=(0, max(gigabytes) * 1.12))
