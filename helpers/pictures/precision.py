@@ -11,22 +11,23 @@ from helpers.precision import FORMATS
 MEGABYTE = 1e6
 
 
-def draw_layouts(ax: Axes) -> None:
+def draw_layouts(ax: Axes, names: Sequence[str]) -> None:
     """Draw the bits of each format, a row a format: sign, exponent, mantissa."""
-    for row, number_format in enumerate(FORMATS.values()):
+    for row, name in enumerate(names):
+        number_format = FORMATS[name]
         faces = [ORANGE] + [GREEN] * number_format.exponent + [BLUE] * number_format.mantissa
         for place, face in enumerate(faces):
             box(ax, (place, -1.5 * row), "", face, edge="white")
         ax.text(-0.9, -1.5 * row, number_format.name, ha="right", va="center", size=11)
         counts = f"1 + {number_format.exponent} + {number_format.mantissa}"
         ax.text(len(faces) - 0.2, -1.5 * row, counts, va="center", size=9, color=GRAY)
-    frame(ax, (-4.2, 36.5), (-1.5 * len(FORMATS) + 0.7, 0.8))
+    frame(ax, (-4.2, 36.5), (-1.5 * len(names) + 0.7, 0.8))
 
 
-def draw_ranges(ax: Axes) -> None:
+def draw_ranges(ax: Axes, names: Sequence[str]) -> None:
     """Draw the positive numbers of each format on a scale of powers of two."""
-    names = list(FORMATS)
-    for row, number_format in enumerate(FORMATS.values()):
+    for row, name in enumerate(names):
+        number_format = FORMATS[name]
         lowest, normal = (
             _power(number_format.smallest_subnormal),
             _power(number_format.smallest_normal),

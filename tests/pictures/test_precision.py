@@ -11,14 +11,19 @@ def texts(ax):
 
 
 def test_each_format_has_its_bits(ax):
-    pictures.draw_layouts(ax)
+    pictures.draw_layouts(ax, list(FORMATS))
     assert set(FORMATS) <= set(texts(ax))
     assert "1 + 8 + 23" in texts(ax) and "1 + 4 + 3" in texts(ax)
     assert len(ax.patches) == sum(f.bits for f in FORMATS.values())
 
 
+def test_only_the_formats_asked_for_are_drawn(ax):
+    pictures.draw_layouts(ax, ["fp16"])
+    assert "bf16" not in texts(ax) and len(ax.patches) == 16
+
+
 def test_the_ranges_end_at_the_largest_number(ax):
-    pictures.draw_ranges(ax)
+    pictures.draw_ranges(ax, list(FORMATS))
     normal, subnormal = ax.patches[::2], ax.patches[1::2]
     for number_format, wide, narrow in zip(FORMATS.values(), normal, subnormal, strict=True):
         assert 2.0 ** wide.get_x() == number_format.smallest_normal
