@@ -6,6 +6,7 @@ import itertools
 import math
 import tempfile
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -152,6 +153,10 @@ class GradientMonitor:
     that is missing is not seen). With `stop`, a NaN or Inf raises FloatingPointError before it can
     reach the weights; not so with an optimizer such as LBFGS, which runs backward in its step.
 
+    findings: a fault that lasts stands here once, with its first step. history: for each place the
+    numbers of the last `keep` steps, so that a run of many days needs no more memory than a short
+    one.
+
     Outputs that are tensors, or tuples or lists of them, are watched. The numbers stay on the
     device until the step. With a `GradScaler`, gradients are scaled and an Inf now and then is
     normal: watch after `unscale_` instead.
@@ -165,6 +170,7 @@ class GradientMonitor:
         large: float = 1e3,
         small: float = 1e-4,
         stop: bool = False,
+        keep: int = 100,
     ):
         if not (0 <= small < 1 and large > 0):
             raise ValueError(f"expected 0 <= small < 1 and large > 0, got {small} and {large}")
@@ -173,11 +179,13 @@ class GradientMonitor:
         self.large = large
         self.small = small
         self.stop = stop
+        self.keep = keep
         self.step = 0
         self.findings: list[Finding] = []
-        self.history: dict[str, list[float]] = {}
+        self.history: dict[str, deque[float]] = {}
+        self._lasting: set[tuple[str, str]] = set()  # kind and place of what the last step found
         self._seen: dict[str, Tensor] = {}
-        self._made: dict[int, tuple[weakref.ref, str]] = {}  # id of a tensor -> it, its place
+        self._made: dict[int, _Made] = {}  # by the id of the tensor
         self._used: dict[str, dict[str, None]] = {}  # place -> the modules that received it
         self._hooks = ExitStack()
 
@@ -205,17 +213,23 @@ class GradientMonitor:
 
         def watch(_module: nn.Module, inputs: Any, output: Any) -> None:
             for tensor in _tensors(inputs):
-                made, where = self._made.get(id(tensor), (None, ""))
-                if made is not None and made() is tensor:  # ids are used again
-                    self._used.setdefault(where, {})[name] = None
+                made = self._maker(tensor)
+                if made is not None:
+                    self._used.setdefault(made.place, {})[name] = None
             for tensor in _tensors(output):
                 if tensor.requires_grad:
                     tensor.register_hook(self._note(place))  # it goes with the graph
-                    made, _ = self._made.get(id(tensor), (None, ""))
-                    if made is None or made() is not tensor:  # not by a module inside this one
-                        self._made[id(tensor)] = weakref.ref(tensor), place
+                    made = self._maker(tensor)
+                    if made is None or made.version != tensor._version:
+                        # not the output of a module inside this one, or since modified in place
+                        self._made[id(tensor)] = _Made(weakref.ref(tensor), tensor._version, place)
 
         return watch
+
+    def _maker(self, tensor: Tensor) -> "_Made | None":
+        """Look up which module's output a tensor is."""
+        made = self._made.get(id(tensor))
+        return made if made is not None and made.tensor() is tensor else None  # ids come again
 
     def _note(self, place: str) -> Callable[[Tensor], None]:
         def note(gradient: Tensor) -> None:
@@ -240,8 +254,9 @@ class GradientMonitor:
         self._made.clear()
         self._used.clear()
         for place, value in zip(places, largest, strict=True):
-            self.history.setdefault(place, []).append(value)
-        self.findings += found
+            self.history.setdefault(place, deque(maxlen=self.keep)).append(value)
+        self.findings += [f for f in found if (f.kind, f.place) not in self._lasting]
+        self._lasting = {(f.kind, f.place) for f in found}
         if self.stop and found and found[0].kind in ("NaN", "Inf"):
             raise FloatingPointError(f"gradient is not finite: {found[0]}")
         self.step += 1
@@ -268,6 +283,15 @@ class GradientMonitor:
             elif value == 0 or value < self.small * top:
                 found.append(Finding(self.step, "vanishing", place, value))
         return found
+
+
+@dataclass(frozen=True)
+class _Made:
+    """An output: the tensor, how often it had been modified in place, and "output of …"."""
+
+    tensor: weakref.ref
+    version: int
+    place: str
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -1,6 +1,7 @@
 import gc
 import math
 import weakref
+from collections import deque
 
 import pytest
 import torch
@@ -209,6 +210,13 @@ class Root(nn.Module):
         return x.sqrt()
 
 
+class Twist(nn.Module):
+    """At 0 the gradient is 0 * inf."""
+
+    def forward(self, x):
+        return x / (x.square().sqrt() + 1)
+
+
 def train_once(model, x, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with GradientMonitor(model, optimizer, **options) as monitor:
@@ -233,7 +241,51 @@ def test_nothing_to_report():
 def test_history_holds_the_largest_element():
     model = nn.Sequential(nn.Linear(3, 2, bias=False)).double()
     x = torch.tensor([[1.0, -7.0, 2.0]], dtype=torch.float64)
-    assert train_once(model, x).history["0.weight"] == [7.0, 7.0]
+    assert train_once(model, x).history["0.weight"] == deque([7.0, 7.0])
+
+
+def test_a_long_run_does_not_grow_the_monitor():
+    model = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, 1, bias=False))
+    nn.init.zeros_(model[1].weight)  # so that the first layer's gradient is 0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with GradientMonitor(model, optimizer, keep=3) as monitor:
+        for step in range(1, 6):
+            optimizer.zero_grad()
+            (step * model(torch.ones(1, 2))).sum().backward()
+            optimizer.step()
+    assert monitor.step == 5 and {len(kept) for kept in monitor.history.values()} == {3}
+    assert list(monitor.history["output of 1"]) == [3.0, 4.0, 5.0]
+    assert [(f.step, f.kind, f.place) for f in monitor.findings] == [(0, "vanishing", "0.weight")]
+
+
+def test_a_fault_that_comes_back_is_reported_again():
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with GradientMonitor(model, optimizer) as monitor:
+        for size in [1e4, 1e4, 1.0, 1e4]:
+            optimizer.zero_grad()
+            (size * model(torch.ones(1, 1))).sum().backward()
+            optimizer.step()
+    assert [(f.step, f.kind) for f in monitor.findings] == [(0, "exploding"), (3, "exploding")]
+
+
+def test_after_a_module_that_works_in_place_the_user_is_named():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True), Twist(), nn.Linear(2, 1))
+    with torch.no_grad():
+        model[0].weight.fill_(-1.0)
+        model[0].bias.zero_()
+    first = train_once(model, torch.ones(1, 2)).findings[0]
+    assert str(first) == "step 0: NaN in output of 1, used by 2"
+
+
+def test_the_output_of_a_container_keeps_the_name_of_the_module_inside():
+    inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True))
+    model = nn.Sequential(inner, Twist(), nn.Linear(2, 1))
+    with torch.no_grad():
+        inner[0].weight.fill_(-1.0)
+        inner[0].bias.zero_()
+    first = train_once(model, torch.ones(1, 2)).findings[0]
+    assert str(first) == "step 0: NaN in output of 0.1, used by 1"
 
 
 def test_the_birthplace_of_a_nan_is_named():
@@ -245,7 +297,7 @@ def test_the_birthplace_of_a_nan_is_named():
     monitor = train_once(model, torch.ones(1, 2))
     first = monitor.findings[0]
     assert (first.step, first.kind, first.place) == (0, "NaN", "output of 1")
-    assert first.used_by == ("2",) and len(monitor.findings) == 2  # one for each step
+    assert first.used_by == ("2",) and len(monitor.findings) == 1  # it lasts
     assert str(first) == "step 0: NaN in output of 1, used by 2"
 
 

@@ -24,12 +24,14 @@ def train_only(table: Tensor, rows: list[int]) -> Any:
 def _with_and_without(register: Callable) -> Callable:
     """Turn the answer into: the gradient with its hook, and after the hook was removed."""
 
-    def gradients(values: Tensor, rows: list[int]) -> Any:
+    def gradients(values: Tensor, rows: list[int], nan_row: int | None = None) -> Any:
         table = values.clone().requires_grad_()
         handle = register(table, rows)
         if handle is ...:
             return ...
         weights = torch.arange(1.0, values.numel() + 1, dtype=values.dtype).view_as(values)
+        if nan_row is not None:
+            weights[nan_row] = math.nan
         (table * weights).sum().backward()
         (table[rows] ** 2).sum().backward()
         with_hook = table.grad.clone()
@@ -48,6 +50,8 @@ def _tables() -> list[tuple]:
         (torch.randn(3, 2, dtype=torch.float64), []),
         (torch.randn(3, 2), [0, 1, 2]),
         (torch.randn(5, 4), [2, 2]),
+        (torch.ones(3, 2), [1], 2),  # a row that is not trained has a NaN in its gradient
+        (torch.ones(3, 2), [0, 2], 2),  # one that is trained keeps it
     ]
 
 

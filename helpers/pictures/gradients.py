@@ -20,11 +20,10 @@ def draw_sizes(ax: Axes, sizes: Mapping[str, Sequence[float]]) -> None:
     ax.legend(frameon=False)
 
 
-def draw_staircase(ax: Axes, x: Tensor, rounded: Tensor, surrogate: Tensor) -> None:
+def draw_staircase(ax: Axes, x: Tensor, lines: Mapping[str, Tensor]) -> None:
     """Draw a quantizer, and the function whose gradient is used in its place."""
-    x, rounded, surrogate = x.numpy(), rounded.numpy(), surrogate.numpy()
-    ax.plot(x, rounded, color=BLUE, linewidth=1.6, label="quantize")
-    ax.plot(x, surrogate, "--", color=ORANGE, linewidth=1.6, label="clamp")
+    for (name, values), color, style in zip(lines.items(), COLORS, ("-", "--"), strict=False):
+        ax.plot(x.numpy(), values.numpy(), style, color=color, linewidth=1.6, label=name)
     ax.set(xlabel="w", ylabel="value")
     ax.legend(frameon=False)
 

@@ -59,6 +59,19 @@ def the_others(table, rows):
     return table.register_hook(lambda gradient: gradient * keep)
 
 
+def times_zero(table, rows):
+    """Right until a gradient has a NaN: 0 * nan is nan."""
+    keep = torch.zeros(len(table), 1)
+    keep[rows] = 1
+    return table.register_hook(lambda gradient: gradient * keep)
+
+
+def without_nan(table, rows):
+    keep = torch.zeros(len(table), 1)
+    keep[rows] = 1
+    return table.register_hook(lambda gradient: (gradient * keep).nan_to_num())
+
+
 def only_a_look(table, rows):
     return table.register_hook(lambda gradient: None)
 
@@ -141,7 +154,10 @@ RIGHT = {
 }
 
 WRONG = {
-    "train_only": [the_others, only_a_look, columns, never_removed, lambda table, rows: None],
+    "train_only": [
+        *(the_others, only_a_look, columns, never_removed, times_zero, without_nan),
+        lambda table, rows: None,
+    ],
     "reverse": [
         Same.apply,
         Plain.apply,

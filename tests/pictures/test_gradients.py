@@ -14,10 +14,11 @@ def test_one_line_for_each_network_with_layers_from_1(ax):
 
 def test_the_staircase_and_its_surrogate(ax):
     x = torch.linspace(-1, 1, 9)
-    pictures.draw_staircase(ax, x, x.round(), x.clamp(-0.5, 0.5))
+    pictures.draw_staircase(ax, x, {"stairs": x.round(), "clamp": x.clamp(-0.5, 0.5)})
     stairs, line = ax.lines
     assert np.array_equal(stairs.get_ydata(), x.round().numpy())
     assert np.array_equal(line.get_ydata(), x.clamp(-0.5, 0.5).numpy())
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["stairs", "clamp"]
 
 
 def test_an_attack_shows_the_difference_and_both_distributions(ax):
