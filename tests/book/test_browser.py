@@ -617,6 +617,7 @@ def test_on_a_phone_a_picture_scrolls_in_its_box(read, kind, language):
     natural = image.evaluate("one => one.naturalWidth")
     assert image.bounding_box()["width"] >= min(natural, 560)
     assert box.bounding_box()["width"] <= 335
+    assert box.get_attribute("tabindex") == "0"  # this browser needs none, others do
     box.focus()
     page.keyboard.press("ArrowRight")
     page.wait_for_function("document.activeElement.scrollLeft > 0")
@@ -678,7 +679,8 @@ def test_without_scripts_a_traceback_is_whole(read):
 
 
 def test_paper_shows_whole_tracebacks_and_whole_pictures(read):
-    page = read(viewport={"width": 680, "height": 1000}).open(f"zh/notebooks/{LONG}.html")
+    sheet = {"width": 500, "height": 700}  # A5
+    page = read(viewport=sheet).open(f"zh/notebooks/{LONG}.html")
     page.emulate_media(media="print")
     folded = "all => all.filter((one) => !one.open).length"
     assert page.eval_on_selector_all("details.frames", folded) >= 1
