@@ -98,9 +98,10 @@ def test_large_logits_do_not_overflow(device):
     assert_rounds_well(*trio(target), [t * 1000 for t in many])
 
 
-def test_gradient(device):
-    (x, w), target = inputs(9, 2, 3, device)
-    target[4] = -100
+def test_gradient(device, monkeypatch):
+    monkeypatch.setattr(file, "CHUNKS", 2)  # of two rows and of one
+    (x, w), target = inputs(3, 2, 3, device)
+    target[1] = -100
     gradcheck(lambda x, w: linear_cross_entropy(x, w, target), x, w)
 
 

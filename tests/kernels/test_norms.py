@@ -62,7 +62,7 @@ def test_rows_too_wide_for_the_sums(device, trio, shape, monkeypatch):
 
 @both
 def test_gradient(device, trio):
-    numerics.gradcheck(trio[0], *inputs(trio, 5, 7, device=device))
+    numerics.gradcheck(trio[0], *inputs(trio, 3, 5, device=device))
 
 
 @pytest.mark.parametrize("mean", [1e3, 1e6])

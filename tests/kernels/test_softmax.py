@@ -37,7 +37,8 @@ def test_rows_wider_than_a_block(device, width, dtype, monkeypatch):
     x = randn(3, width, device=device, dtype=dtype)
     in_blocks = partial(arithmetic.softmax, blocks=3)
     assert_rounds_well(softmax, eager, in_blocks, [x * 3])
-    gradcheck(softmax, x[:1])
+    if dtype is torch.float32:  # gradcheck computes in float64, whatever it is given
+        gradcheck(softmax, x[:1])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
