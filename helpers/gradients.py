@@ -1,4 +1,4 @@
-"""Chapter 08: hooks that remove themselves, a gradient monitor, custom gradients, attacks."""
+"""Chapter 08: hooks that remove themselves, a gradient monitor, custom gradients."""
 
 import ast
 import importlib.util
@@ -8,13 +8,12 @@ import tempfile
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
@@ -39,52 +38,6 @@ def attached(handles: Iterable[RemovableHandle]) -> Iterator[None]:
         for handle in handles:
             stack.callback(handle.remove)
         yield
-
-
-def on_gradients(
-    model: nn.Module, change: Callable[[str, Tensor], Tensor | None]
-) -> AbstractContextManager[None]:
-    """Return a context in which `change(name, gradient)` sees the gradient of each parameter.
-
-    It is called once for each parameter and backward pass, with the sum over all its uses, before
-    that is added to `.grad`; what it returns, unless None, takes the gradient's place.
-    """
-
-    def hook(name: str) -> Callable[[Tensor], Tensor | None]:
-        return lambda gradient: change(name, gradient)
-
-    trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
-    return attached(p.register_hook(hook(name)) for name, p in trained)
-
-
-def clip_each(model: nn.Module, max_norm: float) -> AbstractContextManager[None]:
-    """Return a context that scales each parameter's gradient down to `max_norm`, on its own.
-
-    Use it with `with`; a call alone changes nothing. Unlike `nn.utils.clip_grad_norm_`, which
-    scales all of them by one factor: that needs all the gradients, and a hook sees one.
-    """
-    if not max_norm > 0:
-        raise ValueError(f"expected a positive max_norm, got {max_norm}")
-
-    def clip(_name: str, gradient: Tensor) -> Tensor:
-        norm = torch.linalg.vector_norm(gradient)
-        return gradient * (max_norm / norm.clamp(min=max_norm))
-
-    return on_gradients(model, clip)
-
-
-def add_noise(
-    model: nn.Module, std: float, generator: torch.Generator | None = None
-) -> AbstractContextManager[None]:
-    """Return a context that adds normal noise of standard deviation `std` to every gradient."""
-
-    def noisy(_name: str, gradient: Tensor) -> Tensor:
-        noise = torch.randn(
-            gradient.shape, generator=generator, dtype=gradient.dtype, device=gradient.device
-        )
-        return gradient + std * noise
-
-    return on_gradients(model, noisy)
 
 
 @contextmanager
@@ -246,7 +199,7 @@ class GradientMonitor:
     def judge(self) -> None:
         """Judge what was seen since the last step; the optimizer calls this before each step."""
         places = list(self._seen)
-        largest = [value.item() for value in self._seen.values()]
+        largest = _read(list(self._seen.values()))
         self._seen.clear()
         found = self._broken(places, largest)
         if not found:
@@ -298,6 +251,13 @@ def _tensors(values: Any) -> list[Tensor]:
     """Return the tensors among the inputs or outputs of a module."""
     listed = values if isinstance(values, (tuple, list)) else [values]
     return [value for value in listed if isinstance(value, Tensor)]
+
+
+def _read(values: list[Tensor]) -> list[float]:
+    """Return single numbers as floats, all at once: on a GPU each reading waits for the GPU."""
+    if not values:
+        return []
+    return torch.stack([value.to(values[0].device) for value in values]).tolist()
 
 
 # ---- custom gradients
@@ -418,49 +378,6 @@ def _defines(statement: ast.stmt) -> Iterator[str]:
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "register_autograd":
             on_demand = isinstance(statement, ast.FunctionDef)
             yield statement.name if on_demand else ast.unparse(node.func.value)
-
-
-# ---- gradients with respect to the input
-
-
-def fgsm(
-    model: nn.Module,
-    x: Tensor,
-    target: Tensor,
-    epsilon: float,
-    *,
-    loss_fn: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
-    low: float = 0.0,
-    high: float = 1.0,
-) -> Tensor:
-    """Return x with each element moved by epsilon in the direction that increases the loss.
-
-    The fast gradient sign method (Goodfellow and others, 2015). Elements stay in [low, high].
-    Neither the gradients of the parameters nor x are touched. Set the model to `eval` before:
-    dropout and batch statistics would make it another function at each call.
-    """
-    x = x.detach().requires_grad_()
-    with torch.enable_grad():
-        loss = loss_fn(model(x), target)
-    (gradient,) = torch.autograd.grad(loss, x)
-    return (x + epsilon * gradient.sign()).clamp(low, high).detach()
-
-
-def gradient_penalty(
-    model: Callable[[Tensor], Tensor], x: Tensor, *, target: float = 0.0
-) -> Tensor:
-    """Return the mean over samples of (norm of d model(x) / d x - target)², to be trained.
-
-    Each sample's output is summed first: samples must not depend on each other (no batch
-    normalization in training mode). `backward` of the result differentiates a second time.
-    """
-    x = x.detach().requires_grad_()
-    with torch.enable_grad():
-        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-        squares = slope.flatten(1).square().sum(1)
-        if target == 0:
-            return squares.mean()  # without the root, whose derivative is infinite at 0
-        return (squares.sqrt() - target).square().mean()
 
 
 # ---- what is saved for backward, kept in another form
