@@ -1,4 +1,4 @@
-"""Chapter 10, exercises: updates that are lost, the dynamic scale, clipping, rounding."""
+"""Chapter 10, exercises: updates that are lost, the size of a batch, clipping, rounding."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from helpers.exercises.harness import Exercise
-from helpers.precision import LossScaler
 
 # ---- 1: is an update too small to change a weight?
 
@@ -29,38 +28,21 @@ def _updates() -> list[tuple[float, float, torch.dtype]]:
     return cases
 
 
-# ---- 2: the dynamic scale
+# ---- 2: the batch size from which autocast keeps less
 
 
-def scales(overflowed: list[bool], scale: float, growth_interval: int) -> list[float]:
-    """Return the scale after each step, by the twin of PyTorch's scaler."""
-    p = nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([p], lr=0.0)
-    scaler = LossScaler(init_scale=scale, growth_interval=growth_interval)
-    found = []
-    for bad in overflowed:
-        p.grad = torch.tensor([torch.inf if bad else 1.0])
-        scaler.step(optimizer)
-        scaler.update()
-        found.append(scaler.factor)
-    return found
+def smallest_batch(weights: int, low: int, high: int) -> int:
+    """Add up the bytes that are kept with and without autocast until autocast needs fewer."""
+    batch = 1
+    while 2 * weights + batch * (2 * low + 4 * high) >= batch * (4 * low + 4 * high):
+        batch += 1
+    return batch
 
 
-def _histories() -> list[tuple]:
-    good, bad = False, True
-    histories = [
-        ([good], 1024.0, 1),
-        ([good, good, good, good], 1024.0, 2),
-        ([bad, bad, good, good, good, bad, good], 65536.0, 2),
-        ([good, good, bad, good, good, good], 8.0, 3),  # a bad step starts the count anew
-        ([good] * 7, 2.0, 3),
-        ([bad] * 5, 4.0, 2),
-        ([], 16.0, 2),
-    ]
-    for _ in range(4):
-        history = (torch.rand(40) < 0.2).tolist()
-        histories.append((history, 2.0**20, 3))
-    return histories
+def _sizes() -> list[tuple[int, int, int]]:
+    fixed = [(2_099_712, 5376, 786), (1000, 10, 0), (1000, 10, 7), (999, 10, 3), (1001, 10, 3)]
+    drawn = torch.randint(1, 500, (6, 3)).tolist()
+    return [*fixed, (5, 1000, 20), *(tuple(row) for row in drawn)]
 
 
 # ---- 3: clipping with a scaler
@@ -130,7 +112,7 @@ EXERCISES = {
     "is_lost": Exercise(
         reference=is_lost, cases=_updates, forbid=("tensor", "bfloat16", "half", "to", "full")
     ),
-    "scales": Exercise(reference=scales, cases=_histories),
+    "smallest_batch": Exercise(reference=smallest_batch, cases=_sizes),
     "clipped_step": Exercise(reference=clipped_step, cases=_slopes, through=_trained),
     "round_to_bf16": Exercise(
         reference=round_to_bf16,

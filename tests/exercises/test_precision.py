@@ -21,31 +21,14 @@ def by_format(weight, update, dtype):
     return FORMATS[name].round(weight + update) == weight
 
 
-def history(overflowed, scale, growth_interval, restart=True, grow=2.0, shrink=0.5, early=False):
-    found, good = [], 0
-    for bad in overflowed:
-        before = scale
-        if bad:
-            scale *= shrink
-            good = 0 if restart else good
-        else:
-            good += 1
-            if good == growth_interval:
-                scale *= grow
-                good = 0
-        found.append(before if early else scale)
-    return found
-
-
-def always_counting(overflowed, scale, growth_interval):
-    found = []
-    for number, bad in enumerate(overflowed, 1):
-        if bad:
-            scale /= 2
-        elif number % growth_interval == 0:
-            scale *= 2
-        found.append(scale)
-    return found
+def by_bytes(weights, low, high, copy=2, strict=True):
+    """The smallest batch for which the copies are paid for."""
+    batch = 1
+    while True:
+        saved = batch * 2 * low - copy * weights
+        if saved > 0 or (saved == 0 and not strict):
+            return batch
+        batch += 1
 
 
 def step(unscale=True, clip=True, update=True, unscale_last=False, limit=lambda n, s: n):
@@ -86,7 +69,7 @@ def integer(x, add):
 
 RIGHT = {
     "is_lost": [by_gap, by_format],
-    "scales": [history],
+    "smallest_batch": [by_bytes, lambda w, low, high: w // low + 1],
     "clipped_step": [step(), step(unscale=False, limit=lambda n, s: n * s)],
     "round_to_bf16": [
         lambda x: integer(x, lambda bits: 0x7FFF + ((bits >> 16) & 1)),
@@ -105,14 +88,13 @@ WRONG = {
         lambda w, u, d: (torch.tensor(w + u).to(d) == w).item(),
         lambda w, u, d: abs(u),
     ],
-    "scales": [
-        lambda o, s, n: history(o, s, n, restart=False),
-        lambda o, s, n: history(o, s, n, early=True),
-        lambda o, s, n: history(o, s, n + 1),
-        lambda o, s, n: history(o, s, n, shrink=1.0),
-        lambda o, s, n: history(o, s, n, grow=1.0),
-        lambda o, s, n: history(o, s, n)[-1:],
-        always_counting,
+    "smallest_batch": [
+        lambda w, low, high: by_bytes(w, low, high, strict=False),
+        lambda w, low, high: by_bytes(w, low, high, copy=4),
+        lambda w, low, high: by_bytes(w, low + high, high),
+        lambda w, low, high: math.ceil(w / low),
+        lambda w, low, high: w // low,
+        lambda w, low, high: w / low,
     ],
     "clipped_step": [
         step(unscale=False),
@@ -142,7 +124,7 @@ WRONG = {
         ("is_lost", WRONG["is_lost"][7], "expected bool, got float"),
         ("round_to_bf16", WRONG["round_to_bf16"][4], "to be solved without bfloat16"),
         ("round_to_bf16", WRONG["round_to_bf16"][1], "case 1 of 6"),
-        ("scales", WRONG["scales"][5], "expected 4 results, got 1"),
+        ("smallest_batch", WRONG["smallest_batch"][3], "case 2 of 12, f(1000, 10, 0)"),
     ],
 )
 def test_the_message_says_what_is_wrong(capsys, name, answer, words):
