@@ -1,9 +1,9 @@
-"""Chapter 09, exercises: bytes that stay, bytes that backward needs, a leak, segments."""
+"""Chapter 09, exercises: bytes that stay, bytes that backward needs, the peak, segments."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from helpers.exercises.harness import Exercise
 from helpers.memory import SavedTensors
@@ -67,34 +67,34 @@ def _mlps() -> list[tuple[int, list[int], type[nn.Module]]]:
     ]
 
 
-# ---- 3: a leak
+# ---- 3: the peak
 
 
-def validation_losses(
-    model: nn.Module, loss_fn: Callable[..., Tensor], batches: list[tuple[Tensor, Tensor]]
-) -> list[float]:
-    """Return the loss of each batch as a float, without a graph."""
-    with torch.no_grad():
-        return [loss_fn(model(x), y).item() for x, y in batches]
+def mlp_peak(batch: int, depth: int, width: int, optimizer: str) -> tuple[str, int]:
+    """Return the moment of the peak and its bytes; optimizer is "SGD" or "Adam" (foreach)."""
+    parameters = 4 * (depth * width * (width + 1) + 10 * (width + 1))
+    states, temporary = {"SGD": (0, 0), "Adam": (2, 1)}[optimizer]
+    activation = 4 * batch * width
+    always = (1 + states) * parameters + activation + 8 * batch
+    moments = {
+        "begins": always + depth * activation + 2 * activation,
+        "ends": always + parameters + activation,
+        "update": always + parameters + temporary * parameters,
+    }
+    return max(moments.items(), key=lambda item: item[1])
 
 
-def _watched(answer: Callable) -> Callable[..., tuple[list, int]]:
-    """Return the losses with the bytes that are saved for backward afterwards."""
-
-    def run(sizes: list[int]) -> tuple[list, int] | object:
-        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-        batches = [(torch.randn(n, 6), torch.randint(0, 3, (n,))) for n in sizes]
-        with SavedTensors() as saved:
-            losses = answer(model, nn.functional.cross_entropy, batches)
-        if losses is ...:
-            return ...
-        return [losses[k] for k in range(len(losses))], saved.bytes
-
-    return run
-
-
-def _batches() -> list[tuple[list[int]]]:
-    return [([4, 4, 4],), ([1],), ([5, 3, 7, 2],), ([],)]
+def _steps() -> list[tuple[int, int, int, str]]:
+    return [
+        (64, 6, 512, "Adam"),
+        (2048, 6, 512, "Adam"),
+        (64, 6, 512, "SGD"),
+        (1024, 6, 512, "SGD"),
+        (700, 6, 512, "Adam"),
+        (900, 6, 512, "Adam"),
+        (32, 2, 256, "Adam"),
+        (1, 1, 128, "SGD"),
+    ]
 
 
 # ---- 4: segments
@@ -120,6 +120,6 @@ def _sizes() -> list[tuple[int]]:
 EXERCISES = {
     "fixed_bytes": Exercise(reference=fixed_bytes, cases=_models),
     "mlp_saved": Exercise(reference=mlp_saved, cases=_mlps),
-    "validation_losses": Exercise(reference=validation_losses, cases=_batches, through=_watched),
+    "mlp_peak": Exercise(reference=mlp_peak, cases=_steps),
     "segment_bytes": Exercise(reference=segment_bytes, cases=_sizes),
 }

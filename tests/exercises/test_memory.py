@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from helpers.allocator import CachingAllocator
-from helpers.exercises.memory import fixed_bytes, mlp_saved, segment_bytes
+from helpers.exercises.memory import fixed_bytes, mlp_peak, mlp_saved, segment_bytes
 from helpers.memory import measure_step
 
 MIB = 2**20
@@ -24,19 +24,24 @@ def saved_by_hand(batch, sizes, activation):
     return 4 * inputs
 
 
-def careful(model, loss_fn, batches):
-    losses = []
-    for x, y in batches:
-        with torch.no_grad():
-            losses.append(loss_fn(model(x), y).item())
-    return losses
+def peak_by_hand(batch, depth, width, optimizer):
+    parameters = 4 * (depth * (width * width + width) + 10 * width + 10)
+    one, data = 4 * batch * width, 4 * batch * width + 8 * batch
+    adam = optimizer == "Adam"
+    begins = parameters + 2 * adam * parameters + data + (depth + 2) * one
+    ends = 2 * parameters + 2 * adam * parameters + data + one
+    update = 2 * parameters + 3 * adam * parameters + data
+    bytes_, moment = max((begins, "begins"), (ends, "ends"), (update, "update"))
+    return moment, bytes_
 
 
-def detached(model, loss_fn, batches):
-    losses = []
-    for x, y in batches:
-        losses.append(loss_fn(model(x), y).item())
-    return losses
+def with_sgd(batch, depth, width, optimizer):
+    return peak_by_hand(batch, depth, width, "SGD")
+
+
+def only_begins(batch, depth, width, optimizer):
+    moment, found = peak_by_hand(10**9, depth, width, optimizer)
+    return moment, found * batch // 10**9
 
 
 def rounded(size):
@@ -51,7 +56,7 @@ def rounded(size):
 RIGHT = {
     "fixed_bytes": [by_hand],
     "mlp_saved": [saved_by_hand],
-    "validation_losses": [careful, detached],
+    "mlp_peak": [peak_by_hand],
     "segment_bytes": [rounded],
 }
 
@@ -77,11 +82,13 @@ WRONG = {
         lambda batch, sizes, activation: saved_by_hand(batch, sizes, activation) // 4,
         lambda batch, sizes, activation: 2 * 4 * batch * sum(sizes[:-1]),
     ],
-    "validation_losses": [
-        lambda model, loss_fn, batches: [loss_fn(model(x), y) for x, y in batches],
-        lambda model, loss_fn, batches: [loss_fn(model(x), y).detach() for x, y in batches],
-        lambda model, loss_fn, batches: sum(careful(model, loss_fn, batches)),
-        lambda model, loss_fn, batches: careful(model, loss_fn, batches)[:1],
+    "mlp_peak": [
+        with_sgd,
+        only_begins,
+        lambda *arguments: peak_by_hand(*arguments)[::-1],
+        lambda *arguments: peak_by_hand(*arguments)[1],
+        lambda batch, *others: peak_by_hand(batch + 1, *others),
+        lambda batch, depth, *others: peak_by_hand(batch, depth + 1, *others),
     ],
     "segment_bytes": [
         lambda size: size,
@@ -101,6 +108,27 @@ def test_fixed_bytes_are_what_adam_holds():
     counters = 4 * 4  # one for each parameter
     found = parts.parameters + parts.gradients + parts.optimizer - counters
     assert found == fixed_bytes(model, states=2)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+@pytest.mark.parametrize("batch", [64, 512, 2048])
+def test_the_three_moments_are_those_of_a_step(batch, name):
+    layers = []
+    for _ in range(6):
+        layers += [nn.Linear(128, 128), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Linear(128, 10))
+    optimizer = getattr(torch.optim, name)(model.parameters(), foreach=True)
+    data = torch.zeros(batch, 128), torch.zeros(batch, dtype=torch.int64)
+
+    def loss_fn(model, data):
+        return nn.functional.cross_entropy(model(data[0]), data[1])
+
+    counted = measure_step(model, optimizer, loss_fn, data).peak
+    moment, predicted = mlp_peak(batch, 6, 128, name)
+    last = 4 * (128 * 10 + 10)  # parameter gradients of the last layer, left out at "begins"
+    counters = 4 * 14 if name == "Adam" else 0
+    scalars = 16  # the loss, its gradient and the divisor
+    assert 0 <= counted - predicted <= last * (moment == "begins") + counters + scalars
 
 
 def test_gelu_keeps_its_input_as_well():
