@@ -1,4 +1,4 @@
-"""Chapter 09, exercises: updates of an epoch, weights of micro-batches, groups, a checkpoint."""
+"""Chapter 09, exercises: a peak, weights of micro-batches, groups, a checkpoint."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,17 +11,24 @@ from helpers.exercises.harness import Exercise
 from helpers.memory import SavedTensors
 from helpers.memory_savings import group_peak
 
-# ---- 1: updates of an epoch
+# ---- 1: the peak with checkpoints
 
 
-def updates(samples: int, micro_batch: int, group: int) -> list[int]:
-    """Return how many samples are behind each update of one epoch."""
-    whole, rest = divmod(samples, micro_batch * group)
-    return [micro_batch * group] * whole + ([rest] if rest else [])
+def peak(layers: int, width: int, vocabulary: int, tokens: int, parameters: int) -> int:
+    """Return the bytes of a step at its peak: float32, AdamW, every block checkpointed."""
+    unit = 4 * tokens * width
+    return 12 * parameters + layers * unit + max(20 * unit, 12 * tokens * vocabulary)
 
 
-def _epochs() -> list[tuple]:
-    return [(32, 4, 4), (50, 8, 4), (10, 1, 4), (3, 8, 2), (0, 2, 2), (1000, 7, 3), (64, 8, 1)]
+def _models() -> list[tuple]:
+    return [
+        (8, 64, 256, 2048, 424_576),
+        (8, 64, 8192, 2048, 932_480),  # the logits are larger
+        (12, 768, 50257, 1024, 124_439_808),
+        (48, 1600, 50257, 4096, 1_557_611_200),
+        (2, 512, 1000, 100, 7_000_000),
+        (1, 32, 320, 7, 30_000),
+    ]
 
 
 # ---- 2: weights of micro-batches
@@ -103,7 +110,7 @@ def _functions() -> list[tuple]:
 
 
 EXERCISES = {
-    "updates": Exercise(reference=updates, cases=_epochs),
+    "peak": Exercise(reference=peak, cases=_models),
     "weights": Exercise(reference=weights, cases=_targets),
     "best_group": Exercise(reference=best_group, cases=_stacks),
     "checkpoint": Exercise(

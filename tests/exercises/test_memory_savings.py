@@ -3,8 +3,10 @@ import math
 import torch
 
 
-def updates(samples, micro_batch, group):
-    return [min(micro_batch * group, samples - i) for i in range(0, samples, micro_batch * group)]
+def peak(layers, width, vocabulary, tokens, parameters):
+    block, loss = 20 * width, 3 * vocabulary
+    larger = block if block > loss else loss
+    return 3 * 4 * parameters + 4 * tokens * (layers * width + larger)
 
 
 def weights(targets):
@@ -42,15 +44,16 @@ class WithoutGradient(Recompute):
 
 
 RIGHT = {
-    "updates": [updates],
+    "peak": [peak],
     "weights": [weights],
     "best_group": [best_group],
     "checkpoint": [Recompute.apply],
 }
 
 WRONG = [
-    ("updates", lambda n, b, k: [b * k] * (n // (b * k)), "case 2"),  # the tail is lost
-    ("updates", lambda n, b, k: [b * k] * math.ceil(n / (b * k)), "case 2"),
+    ("peak", lambda n, c, v, t, p: 12 * p + 4 * t * (n + 20) * c, "case 2"),  # no logits
+    ("peak", lambda n, c, v, t, p: 16 * p + 4 * t * max((n + 20) * c, n * c + 3 * v), "case 1"),
+    ("peak", lambda n, c, v, t, p: 12 * p + 4 * t * ((n + 20) * c + 3 * v), "case 1"),  # a sum
     ("weights", lambda targets: [1 / len(targets)] * len(targets), "case 2"),
     ("weights", lambda ts: [len(t) / sum(map(len, ts)) for t in ts], "case 2"),
     ("weights", lambda ts: [t.gt(0).sum().item() / 8 for t in ts], "case"),
