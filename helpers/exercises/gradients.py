@@ -113,7 +113,7 @@ class _Log1mexp(Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        return grad_output / torch.expm1(x)
+        return -grad_output * torch.exp(-x) / torch.expm1(-x)
 
 
 def log1mexp(x: Tensor) -> Tensor:

@@ -12,11 +12,11 @@ COLORS = (BLUE, ORANGE, GREEN)
 
 
 def draw_sizes(ax: Axes, sizes: Mapping[str, Sequence[float]]) -> None:
-    """Draw one line for each network: the size of a gradient at layer 1, 2, … on a log scale."""
+    """Draw one line for each network: the size of a gradient at layer 0, 2, … on a log scale."""
     for (name, values), color in zip(sizes.items(), COLORS, strict=False):
-        layers = range(1, len(values) + 1)
+        layers = range(0, 2 * len(values), 2)  # every other layer is a linear one
         ax.semilogy(layers, values, "o-", color=color, markersize=4, label=name)
-    ax.set(xlabel="layer", ylabel="largest |gradient|", xticks=range(1, len(values) + 1))
+    ax.set(xlabel="layer", ylabel="largest |gradient|", xticks=layers)
     ax.legend(frameon=False)
 
 

@@ -4,10 +4,10 @@ import torch
 from helpers.pictures import gradients as pictures
 
 
-def test_one_line_for_each_network_with_layers_from_1(ax):
+def test_one_line_for_each_network_on_the_even_layers(ax):
     pictures.draw_sizes(ax, {"Sigmoid": [1e-8, 1e-4, 1e-2], "Tanh": [1e-3, 1e-3, 2e-3]})
     first, second = ax.lines
-    assert first.get_xdata().tolist() == [1, 2, 3] and ax.get_yscale() == "log"
+    assert first.get_xdata().tolist() == [0, 2, 4] and ax.get_yscale() == "log"
     assert second.get_ydata().tolist() == [1e-3, 1e-3, 2e-3]
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["Sigmoid", "Tanh"]
 
