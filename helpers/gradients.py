@@ -112,7 +112,9 @@ class GradientMonitor:
 
     Outputs that are tensors, or tuples or lists of them, are watched. The numbers stay on the
     device until the step. With a `GradScaler`, gradients are scaled and an Inf now and then is
-    normal: watch after `unscale_` instead.
+    normal: watch after `unscale_` instead. With `DistributedDataParallel` each process sees its own
+    gradients before they are averaged, so `stop` stops only the process with the NaN: the others
+    update with it. Check `.grad` after backward there.
     """
 
     def __init__(
@@ -307,7 +309,8 @@ class Quantize(Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None, None]:
         (inside,) = ctx.saved_tensors
-        return grad_output * inside, None, None, None
+        gradient = torch.where(inside, grad_output, 0.0)  # 0 * inf would be NaN
+        return gradient, None, None, None
 
 
 def quantize(x: Tensor, scale: float, bits: int) -> Tensor:
