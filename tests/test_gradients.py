@@ -137,6 +137,15 @@ def train_once(model, x, **options):
     return monitor
 
 
+def below_zero():
+    """A layer whose output is negative for positive inputs: the ReLU behind it gives zeros."""
+    layer = nn.Linear(2, 2)
+    with torch.no_grad():
+        layer.weight.fill_(-1.0)
+        layer.bias.zero_()
+    return layer
+
+
 def test_nothing_to_report():
     monitor = train_once(net(3, 5, 1), randn(4, 3))
     assert monitor.findings == [] and monitor.step == 2
@@ -192,29 +201,21 @@ def test_a_fault_that_comes_back_is_reported_again():
 
 
 def test_after_a_module_that_works_in_place_the_user_is_named():
-    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True), Twist(), nn.Linear(2, 1))
-    with torch.no_grad():
-        model[0].weight.fill_(-1.0)
-        model[0].bias.zero_()
+    model = nn.Sequential(below_zero(), nn.ReLU(inplace=True), Twist(), nn.Linear(2, 1))
     first = train_once(model, torch.ones(1, 2)).findings[0]
     assert str(first) == "step 0: NaN in output of 1, used by 2"
 
 
 def test_the_output_of_a_container_keeps_the_name_of_the_module_inside():
-    inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True))
+    inner = nn.Sequential(below_zero(), nn.ReLU(inplace=True))
     model = nn.Sequential(inner, Twist(), nn.Linear(2, 1))
-    with torch.no_grad():
-        inner[0].weight.fill_(-1.0)
-        inner[0].bias.zero_()
     first = train_once(model, torch.ones(1, 2)).findings[0]
     assert str(first) == "step 0: NaN in output of 0.1, used by 1"
 
 
 def test_the_birthplace_of_a_nan_is_named():
-    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), Root(), nn.Linear(2, 1))
+    model = nn.Sequential(below_zero(), nn.ReLU(), Root(), nn.Linear(2, 1))
     with torch.no_grad():
-        model[0].weight.fill_(-1.0)
-        model[0].bias.zero_()
         model[3].weight.zero_()
     monitor = train_once(model, torch.ones(1, 2))
     first = monitor.findings[0]

@@ -626,13 +626,14 @@ def test_on_a_phone_a_picture_scrolls_in_its_box(read, kind, language):
     assert ("左右滑动" if language == "zh" else "sideways") in hint
 
 
-def test_a_wide_table_says_that_it_scrolls(read):
-    page = read(viewport=PHONE).open("zh/book/records.html")
+@pytest.mark.parametrize(("language", "word"), [("zh", "左右滑动"), ("en", "sideways")])
+def test_a_wide_table_says_that_it_scrolls(read, language, word):
+    page = read(viewport=PHONE).open(f"{language}/book/records.html")
     page.wait_for_load_state("load")
     table = page.locator(".pst-scrollable-table-container").first
     assert table.get_attribute("tabindex") == "0"
     hint = "one => getComputedStyle(one, '::before').content"
-    assert "左右滑动" in table.evaluate(hint)
+    assert word in table.evaluate(hint)
     page.emulate_media(media="print")
     assert table.evaluate(hint) == "none"
 
