@@ -252,6 +252,10 @@ class LossScaler:
         self._found_inf: dict[int, bool] = {}  # of each optimizer that was unscaled in this step
         self._stepped: set[int] = set()  # by id(optimizer), as above
 
+    def get_scale(self) -> float:
+        """Return the scale of the next loss."""
+        return self.factor
+
     def scale(self, loss: Tensor) -> Tensor:
         """Return the loss times the scale: by the chain rule, all gradients are multiplied, too."""
         return loss * self.factor

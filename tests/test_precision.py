@@ -227,6 +227,7 @@ def test_the_scaler_agrees_with_pytorch_step_by_step(settings, seed):
             one_update(scaler, model, both, gradients, unscale_first)
         theirs, ours = scalers
         assert ours.state_dict() == theirs.state_dict()
+        assert ours.get_scale() == theirs.get_scale()
         for a, b in zip(*models, strict=True):
             assert torch.equal(a, b)
             assert torch.equal(a.grad.nan_to_num(7.0), b.grad.nan_to_num(7.0))
