@@ -19,7 +19,7 @@ LARGE_SEGMENT = 20 * MiB  # the segment for a request above 1 MiB …
 OWN_SEGMENT = 10 * MiB  # … and below this; a larger one gets a segment of its own …
 SEGMENT_STEP = 2 * MiB  # … rounded up to a multiple of this
 
-IN_USE, PENDING, FREE = "active_allocated", "active_pending_free", "inactive"
+IN_USE, FREE = "active_allocated", "inactive"
 
 
 @dataclass
@@ -85,16 +85,6 @@ class DeviceMemory:
     def allocated(self) -> int:
         """The blocks in use, rounded sizes: `torch.cuda.memory_allocated()`."""
         return sum(block.size for block in self.blocks(IN_USE))
-
-    @property
-    def requested(self) -> int:
-        """What tensors asked for: the blocks in use without the rounding up."""
-        return sum(block.requested for block in self.blocks(IN_USE))
-
-    @property
-    def free_bytes(self) -> int:
-        """Free blocks: reserved, and waiting for the next request."""
-        return sum(block.size for block in self.blocks(FREE))
 
     @property
     def largest_free(self) -> int:

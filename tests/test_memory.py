@@ -878,6 +878,16 @@ def test_looking_at_values_is_refused_by_pytorch():
 
     with pytest.raises(Exception, match="_local_scalar_dense"):
         breakdown(model, torch.optim.SGD(model.parameters()), looks, batch)
+    with pytest.raises(Exception, match="_local_scalar_dense"):
+        breakdown(model, torch.optim.Adafactor(model.parameters()), loss_fn, batch)
+
+
+def test_compiled_code_is_counted_as_if_it_were_not():
+    model, batch = mlp()
+    optimizer = torch.optim.SGD(model.parameters())
+    plain = breakdown(model, optimizer, loss_fn, batch)
+    compiled = breakdown(torch.compile(model), optimizer, loss_fn, batch)
+    assert compiled == plain and compiled.memory.timeline == plain.memory.timeline
 
 
 def test_a_model_on_the_meta_device_is_refused():

@@ -39,7 +39,9 @@ def _models() -> list[tuple[nn.Module, int]]:
     tied[1].weight = tied[0].weight
     half = _Described("a layer in bfloat16", nn.Linear(8, 8).to(torch.bfloat16))
     mixed = _Described("float32 and float64", nn.Linear(3, 3), nn.Linear(3, 3).double())
-    return [(plain, 0), (plain, 2), (frozen, 1), (frozen, 2), (tied, 2), (half, 2), (mixed, 1)]
+    buffers = _Described("batch normalization", nn.Linear(6, 4), nn.BatchNorm1d(4))
+    cases = [(plain, 0), (plain, 2), (frozen, 1), (frozen, 2), (tied, 2), (half, 2), (mixed, 1)]
+    return [*cases, (buffers, 2)]
 
 
 # ---- 2: what backward needs

@@ -65,8 +65,13 @@ def without_frozen(model, states):
     return sum((2 + states) * p.nbytes for p in model.parameters() if p.requires_grad)
 
 
+def with_buffers(model, states):
+    return by_hand(model, states) + sum(buffer.nbytes for buffer in model.buffers())
+
+
 WRONG = {
     "fixed_bytes": [
+        with_buffers,
         lambda model, states: (2 + states) * sum(p.nbytes for p in model.parameters()),
         without_frozen,
         lambda model, states: (2 + states) * sum(t.nbytes for t in model.state_dict().values()),
