@@ -233,7 +233,7 @@ def calculator() -> None:
             "The model is this book's GPT without dropout, and the step is not the first one. "
             "1 GiB is 2³⁰ bytes; a card sold with 80 GB has about 80 GiB (the dashed line). "
             "The bytes of all tensors are counted. CUDA itself, its libraries and what the caching "
-            "allocator cannot use come on top, so leave some room. | "
+            "allocator cannot use are not included, so leave some room. | "
             "模型是本书的 GPT，不用 Dropout，算的不是训练的第一步。1 GiB 等于 2³⁰ 字节；"
             "标称 80 GB 的显卡大约有 80 GiB（虚线处）。这里统计的是所有张量的字节数。"
             "CUDA 本身、它的库，以及缓存分配器里用不上的部分都不在内，所以要留一些余量。"
