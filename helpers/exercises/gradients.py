@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from helpers.exercises.harness import Exercise
+from helpers.exercises.harness import Exercise, WrongAnswer
 from helpers.gradients import reverse_gradient
 
 # ---- 1: only some rows learn
@@ -33,7 +33,7 @@ def _with_and_without(register: Callable) -> Callable:
         if nan_row is not None:
             weights[nan_row] = math.nan
         (table * weights).sum().backward()
-        (table[rows] ** 2).sum().backward()
+        ((table[rows] ** 2).sum() + table.sum()).backward()  # the hook stays
         with_hook = table.grad.clone()
         handle.remove()
         table.grad = None
@@ -63,6 +63,19 @@ def _points() -> list[tuple]:
     return [*cases, (torch.randn(4)[::2], 3.0), (torch.zeros(0), 1.0), (torch.tensor(2.0), -1.0)]
 
 
+def _leaving_x_alone(answer: Callable) -> Callable:
+    """Refuse an answer that puts a hook on `x` itself: it would reverse every use of `x`."""
+
+    def reverse(x: Tensor, strength: float) -> Any:
+        result = answer(x, strength)
+        (beside,) = torch.autograd.grad(x.sum(), x)
+        if not torch.equal(beside, torch.ones_like(x)):
+            raise WrongAnswer("another use of x, beside the result, has its gradient changed, too")
+        return result
+
+    return reverse
+
+
 # ---- 3: the Hessian times a vector
 
 
@@ -87,9 +100,26 @@ def quadratic(x: Tensor) -> Tensor:
     return x.sum() ** 2
 
 
+def linear(x: Tensor) -> Tensor:
+    """3 times the sum of x: its Hessian is 0."""
+    return 3 * x.sum()
+
+
+def _without_a_trace(answer: Callable) -> Callable:
+    """Refuse an answer that leaves its own `x` with a gradient required."""
+
+    def product(f: Callable, x: Tensor, v: Tensor) -> Any:
+        result = answer(f, x, v)
+        if x.requires_grad:
+            raise WrongAnswer("x was changed: afterwards it requires a gradient")
+        return result
+
+    return product
+
+
 def _directions() -> list[tuple]:
     cases = []
-    for f in (cubic, coupled, quadratic):
+    for f in (cubic, coupled, quadratic, linear):
         for shape in [(3,), (2, 2), ()]:
             x, v = torch.randn(2, *shape, dtype=torch.float64)
             cases.append((f, x, v))
@@ -129,7 +159,9 @@ def _positive() -> list[tuple]:
 
 EXERCISES = {
     "train_only": Exercise(reference=train_only, cases=_tables, through=_with_and_without),
-    "reverse": Exercise(reference=reverse_gradient, cases=_points, gradient=True),
-    "hvp": Exercise(reference=hvp, cases=_directions),
+    "reverse": Exercise(
+        reference=reverse_gradient, cases=_points, through=_leaving_x_alone, gradient=True
+    ),
+    "hvp": Exercise(reference=hvp, cases=_directions, through=_without_a_trace),
     "log1mexp": Exercise(reference=log1mexp, cases=_positive, gradient=True, scale=1e-300),
 }

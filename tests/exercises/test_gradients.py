@@ -5,6 +5,8 @@ import torch
 from torch.autograd import Function
 
 from helpers.exercises import check
+from helpers.exercises.gradients import EXERCISES
+from helpers.exercises.harness import WrongAnswer
 
 
 class Turn(Function):
@@ -87,17 +89,56 @@ def never_removed(table, rows):
     return only_a_look(table, rows)
 
 
+def once(table, rows):
+    """The hook removes itself: the next backward pass is not changed."""
+    keep = torch.zeros(len(table), 1, dtype=torch.bool)
+    keep[rows] = True
+
+    def only(gradient):
+        handle.remove()
+        return torch.where(keep, gradient, 0.0)
+
+    handle = table.register_hook(only)
+    return handle
+
+
+def hook_on_x(x, strength):
+    """Right for the result, but all other uses of x are reversed, too."""
+    x.register_hook(lambda gradient: -strength * gradient)
+    return x
+
+
+def hook_on_the_result(x, strength):
+    y = x.view_as(x)
+    y.register_hook(lambda gradient: -strength * gradient)
+    return y
+
+
 def by_two_backwards(f, x, v):
     x = x.detach().requires_grad_()
     (gradient,) = torch.autograd.grad(f(x), x, create_graph=True)
+    if not gradient.requires_grad:
+        return torch.zeros_like(x)
     (product,) = torch.autograd.grad((gradient * v).sum(), x)
     return product
 
 
 def with_grad_outputs(f, x, v):
     x = x.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(f(x) + 0 * (x * x).sum(), x, create_graph=True)
+    return torch.autograd.grad(gradient, x, grad_outputs=v)[0]
+
+
+def never_linear(f, x, v):
+    x = x.detach().requires_grad_()
     (gradient,) = torch.autograd.grad(f(x), x, create_graph=True)
     return torch.autograd.grad(gradient, x, grad_outputs=v)[0]
+
+
+def on_x_itself(f, x, v):
+    product = by_two_backwards(f, x, v)
+    x.requires_grad_()
+    return product
 
 
 def by_differences(f, x, v):
@@ -141,7 +182,7 @@ def exact(x):
 RIGHT = {
     "train_only": [masked, in_place],
     "reverse": [
-        Turn.apply,
+        *(Turn.apply, hook_on_the_result),
         lambda x, strength: (
             (1 + strength) * x.detach() - strength * x if strength == 0 else Turn.apply(x, strength)
         ),
@@ -156,16 +197,18 @@ RIGHT = {
 WRONG = {
     "train_only": [
         *(the_others, only_a_look, columns, never_removed, times_zero, without_nan),
-        lambda table, rows: None,
+        *(once, lambda table, rows: None),
     ],
     "reverse": [
-        Same.apply,
-        Plain.apply,
+        *(Same.apply, Plain.apply, hook_on_x),
         lambda x, strength: -strength * x,
         lambda x, strength: x.detach(),
         lambda x, strength: x.clone(),
     ],
-    "hvp": [by_differences, the_gradient, row_sums, lambda f, x, v: v * f(x)],
+    "hvp": [
+        *(by_differences, the_gradient, row_sums, never_linear, on_x_itself),
+        lambda f, x, v: v * f(x),
+    ],
     "log1mexp": [
         lambda x: torch.log(1 - torch.exp(-x)),
         lambda x: torch.log1p(-torch.exp(-x)),
@@ -190,6 +233,14 @@ def test_wrong_answers_do_not(name, capsys):
     for number, answer in enumerate([*WRONG[name], lambda *a: ...]):
         check(f"gradients.{name}", answer)
         assert capsys.readouterr().out.startswith("✗"), number
+
+
+def test_what_an_answer_does_to_its_argument_is_named():
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(WrongAnswer, match="another use of x, beside the result"):
+        EXERCISES["reverse"].through(hook_on_x)(x, 2.0)
+    with pytest.raises(WrongAnswer, match="x was changed: afterwards it requires a gradient"):
+        EXERCISES["hvp"].through(on_x_itself)(torch.sum, torch.ones(2), torch.ones(2))
 
 
 def test_no_answer_yet(capsys):
