@@ -68,9 +68,9 @@ def _leaving_x_alone(answer: Callable) -> Callable:
 
     def reverse(x: Tensor, strength: float) -> Any:
         result = answer(x, strength)
-        (beside,) = torch.autograd.grad(x.sum(), x)
-        if not torch.equal(beside, torch.ones_like(x)):
-            raise WrongAnswer("another use of x, beside the result, has its gradient changed, too")
+        (elsewhere,) = torch.autograd.grad(x.sum(), x)
+        if not torch.equal(elsewhere, torch.ones_like(x)):
+            raise WrongAnswer("x itself was changed: the gradient of x.sum() should still be 1")
         return result
 
     return reverse
@@ -106,12 +106,12 @@ def linear(x: Tensor) -> Tensor:
 
 
 def _without_a_trace(answer: Callable) -> Callable:
-    """Refuse an answer that leaves its own `x` with a gradient required."""
+    """Refuse an answer after which the given `x` requires a gradient."""
 
     def product(f: Callable, x: Tensor, v: Tensor) -> Any:
         result = answer(f, x, v)
         if x.requires_grad:
-            raise WrongAnswer("x was changed: afterwards it requires a gradient")
+            raise WrongAnswer("x was changed: it requires a gradient now")
         return result
 
     return product
