@@ -202,10 +202,10 @@ class CachingAllocator(DeviceMemory):
 
     def _out_of_memory(self, size: int) -> str:
         return (
-            f"out of memory in this model: tried to allocate {_mib(segment_size(size))}; of the "
-            f"capacity of {_mib(self.capacity)}, {_mib(self.capacity - self.reserved)} are free, "
-            f"{_mib(self.allocated)} are allocated, and {_mib(self.reserved - self.allocated)} are "
-            f"reserved but unallocated, the largest piece of it {_mib(self.largest_free)}"
+            f"out of memory (simulated card): tried to allocate {_mib(segment_size(size))}; of the "
+            f"capacity of {_mib(self.capacity)}, {_mib(self.capacity - self.reserved)} is free, "
+            f"{_mib(self.allocated)} is allocated, and {_mib(self.reserved - self.allocated)} is "
+            f"reserved but unallocated, in pieces of at most {_mib(self.largest_free)}"
         )
 
 
