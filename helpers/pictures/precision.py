@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
-from helpers.pictures.draw import BLUE, GRAY, GREEN, ORANGE, PEACH, PURPOSES, YELLOW, box, frame
+from helpers.memory import Breakdown
+from helpers.pictures.draw import BLUE, GRAY, GREEN, ORANGE, PALE, PURPOSES, YELLOW, box, frame
 from helpers.precision import FORMATS
 
 MEGABYTE = 1e6
@@ -28,13 +29,11 @@ def draw_ranges(ax: Axes, names: Sequence[str]) -> None:
     """Draw the positive numbers of each format on a scale of powers of two."""
     for row, name in enumerate(names):
         number_format = FORMATS[name]
-        lowest, normal = (
-            _power(number_format.smallest_subnormal),
-            _power(number_format.smallest_normal),
-        )
+        lowest = _power(number_format.smallest_subnormal)
+        normal = _power(number_format.smallest_normal)
         highest = _power(number_format.max)
         ax.barh(row, highest - normal, left=normal, height=0.5, color=BLUE)
-        ax.barh(row, normal - lowest, left=lowest, height=0.5, color=PEACH)
+        ax.barh(row, normal - lowest, left=lowest, height=0.5, color=PALE)
     ax.set_yticks(range(len(names)), names)
     ax.invert_yaxis()
     ax.axvline(0, color=GRAY, lw=0.8)
@@ -44,10 +43,10 @@ def draw_ranges(ax: Axes, names: Sequence[str]) -> None:
     ax.tick_params(axis="y", length=0)
 
 
-def draw_fate(ax: Axes, counts: dict[int, float], power: int) -> None:
+def draw_fate(ax: Axes, shares: dict[int, float], power: int) -> None:
     """Draw numbers times 2**power over the zones of fp16.
 
-    counts: the share of the numbers in [2**k, 2**(k + 1)), for each k (`powers_of_two`).
+    shares: the share of the numbers in [2**k, 2**(k + 1)), for each k (`powers_of_two`).
     """
     fp16 = FORMATS["fp16"]
     lost, normal = _power(fp16.smallest_subnormal) - 1, _power(fp16.smallest_normal)
@@ -57,62 +56,83 @@ def draw_fate(ax: Axes, counts: dict[int, float], power: int) -> None:
         (left, lost, ORANGE),
         (lost, normal, YELLOW),
         (normal, above, GREEN),
-        (above, right, ORANGE),
+        (above, right, BLUE),
     ]
     for start, end, color in zones:
         ax.axvspan(start, end, color=color, alpha=0.12, lw=0)
-    shares = dict.fromkeys([ORANGE, YELLOW, GREEN], 0.0)
-    for k, share in sorted(counts.items()):
-        at = k + power
-        color = next(color for start, end, color in zones if at < end or end == right)
-        shares[color] += share
-        ax.bar(at + 0.5, 100 * share, width=0.9, color=color)
+
+    def zone_color(at: int) -> str:
+        if at < lost:
+            return ORANGE
+        if at < normal:
+            return YELLOW
+        return GREEN if at < above else BLUE
+
+    totals = dict.fromkeys([ORANGE, YELLOW, GREEN, BLUE], 0.0)
+    for k, share in sorted(shares.items()):
+        color = zone_color(k + power)
+        totals[color] += share
+        ax.bar(k + power + 0.5, 100 * share, width=0.9, color=color)
     for at in (lost, normal, above):
         ax.axvline(at, color=GRAY, lw=0.8)
     ticks = [left, -45, lost, normal, 0, above, right]
     ax.set_xticks(ticks, [f"$2^{{{t}}}$" for t in ticks])
     ax.set_ylabel("%")
     ax.set(xlim=(left, right), ylim=(0, 16))
-    lost_here = sum(s for k, s in counts.items() if k + power < lost)
-    high = sum(s for k, s in counts.items() if k + power >= above)
-    parts = [f"= 0: {lost_here:.1%}", f"subnormal: {shares[YELLOW]:.1%}", f"inf: {high:.1%}"]
+    parts = [
+        f"= 0: {totals[ORANGE]:.1%}",
+        f"subnormal: {totals[YELLOW]:.1%}",
+        f"inf: {totals[BLUE]:.1%}",
+    ]
     ax.set_title(f"scale $2^{{{power}}}$     " + "     ".join(parts), size=10)
 
 
-def draw_step_memory(
-    ax: Axes,
-    batches: Sequence[int],
-    parts: dict[str, dict[str, Sequence[int]]],
-    peaks: dict[str, Sequence[int]],
-    batch: int,
-) -> None:
-    """Draw the bytes of a step for one batch size, a bar for each of two precisions, in megabytes.
+STEP_PARTS = ("parameters", "gradients", "optimizer", "activations")
 
-    parts: precision -> purpose -> bytes for each of `batches`. peaks: precision -> bytes.
-    The axis is the same for all batches, so that what stays the same stays as long.
+
+def draw_step_memory(
+    ax: Axes, batches: Sequence[int], steps: dict[str, Sequence[Breakdown]], batch: int
+) -> None:
+    """Draw the bytes of a step for one batch size, a bar for each precision, in megabytes.
+
+    steps: precision -> the bytes of a step for each of `batches`; the title compares the first
+    precision with the last. The axis is the same for all batches, so that what stays the same
+    stays as long.
     """
     at = list(batches).index(batch)
-    sums = [sum(sizes) for one in parts.values() for sizes in zip(*one.values(), strict=True)]
-    longest = max(*sums, *(size for one in peaks.values() for size in one)) / MEGABYTE
-    for row, (name, purposes) in enumerate(parts.items()):
+    every = [step for row in steps.values() for step in row]
+    longest = max(max(step.peak, _sum_of_parts(step)) for step in every) / MEGABYTE
+    for row, found in enumerate(steps.values()):
+        step = found[at]
         left = 0.0
-        for purpose, values in purposes.items():
-            width = values[at] / MEGABYTE
-            style = {"color": PURPOSES[purpose], "label": None if row else purpose}
-            ax.barh(row, width, left=left, height=0.55, **style)
+        for part in STEP_PARTS:
+            width = getattr(step, part) / MEGABYTE
+            label = None if row else part
+            ax.barh(row, width, left=left, height=0.55, color=PURPOSES[part], label=label)
             left += width
-        peak = peaks[name][at] / MEGABYTE
+        peak = step.peak / MEGABYTE
         label = None if row else "peak"
         ax.plot([peak, peak], [row - 0.38, row + 0.38], color="black", lw=2, label=label)
         ax.text(max(left, peak), row, f"  {peak:.1f}", va="center")
-    before, after = (values[at] for values in peaks.values())
-    ax.set_yticks(range(len(parts)), list(parts))
+    peaks = [found[at].peak for found in steps.values()]
+    ax.set_yticks(range(len(steps)), list(steps))
     ax.invert_yaxis()
     ax.set(xlim=(0, 1.15 * longest), xlabel="MB")
-    change = f"{after / before - 1:+.0%}".replace("-", "−")
+    change = f"{peaks[-1] / peaks[0] - 1:+.0%}".replace("-", "−")
     ax.set_title(f"batch {batch}:  peak {change}")
-    order = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.25), "ncols": 5}
-    ax.legend(frameon=False, fontsize=9, handlelength=1.0, columnspacing=1.2, **order)
+    ax.legend(
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.25),
+        ncols=5,
+        frameon=False,
+        fontsize=9,
+        handlelength=1.0,
+        columnspacing=1.2,
+    )
+
+
+def _sum_of_parts(step: Breakdown) -> int:
+    return sum(getattr(step, part) for part in STEP_PARTS)
 
 
 def _power(number: float) -> int:

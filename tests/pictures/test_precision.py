@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 from matplotlib.colors import to_hex
 
@@ -33,7 +35,7 @@ def test_the_ranges_end_at_the_largest_number(ax):
     assert fp16.get_x() + fp16.get_width() == 16
 
 
-COUNTS = {-30: 0.25, -20: 0.5, 0: 0.25}
+SHARES = {-30: 0.25, -20: 0.5, 0: 0.25}
 
 
 @pytest.mark.parametrize(
@@ -41,28 +43,34 @@ COUNTS = {-30: 0.25, -20: 0.5, 0: 0.25}
     [(0, "25.0%", "50.0%", "0.0%"), (8, "0.0%", "25.0%", "0.0%"), (16, "0.0%", "0.0%", "25.0%")],
 )
 def test_the_title_says_what_becomes_of_the_numbers(ax, power, lost, subnormal, infinite):
-    pictures.draw_fate(ax, COUNTS, power)
+    pictures.draw_fate(ax, SHARES, power)
     title = ax.get_title()
     assert f"= 0: {lost}" in title and f"subnormal: {subnormal}" in title
     assert f"inf: {infinite}" in title and f"2^{{{power}}}" in title
 
 
+def step(parameters, activations, peak):
+    """A `Breakdown` of which only the numbers to be drawn matter."""
+    return SimpleNamespace(
+        parameters=parameters, gradients=0, optimizer=0, activations=activations, peak=peak
+    )
+
+
 def test_the_bars_of_a_step_and_its_peak(ax):
-    parts = {
-        "fp32": {"parameters": [1e6, 2e6], "gradients": [0, 0], "activations": [3e6, 6e6]},
-        "bf16": {"parameters": [1e6, 2e6], "gradients": [0, 0], "activations": [2e6, 4e6]},
+    steps = {
+        "fp32": [step(1e6, 3e6, peak=5e6), step(2e6, 6e6, peak=8e6)],
+        "bf16": [step(1e6, 2e6, peak=5e6), step(2e6, 4e6, peak=4e6)],
     }
-    peaks = {"fp32": [5e6, 8e6], "bf16": [5e6, 4e6]}
-    pictures.draw_step_memory(ax, [8, 16], parts, peaks, 16)
+    pictures.draw_step_memory(ax, [8, 16], steps, 16)
     assert texts(ax) == ["  8.0", "  4.0"]
     assert [set(line.get_xdata()) for line in ax.lines] == [{8.0}, {4.0}]
     assert max(bar.get_x() + bar.get_width() for bar in ax.patches) == 8.0
     assert ax.get_title() == "batch 16:  peak −50%"
     legend = {t.get_text() for t in ax.get_legend().get_texts()}
-    assert legend == {"parameters", "gradients", "activations", "peak"}
+    assert legend == {*pictures.STEP_PARTS, "peak"}
     faces = [to_hex(bar.get_facecolor()).upper() for bar in ax.patches]
-    assert faces == 2 * [PURPOSES[name].upper() for name in parts["fp32"]]
+    assert faces == 2 * [PURPOSES[name].upper() for name in pictures.STEP_PARTS]
     right = ax.get_xlim()
     ax.clear()
-    pictures.draw_step_memory(ax, [8, 16], parts, peaks, 8)
+    pictures.draw_step_memory(ax, [8, 16], steps, 8)
     assert ax.get_xlim() == right  # whatever the batch
