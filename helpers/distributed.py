@@ -1,0 +1,524 @@
+"""Chapter 14: start ranks from a notebook, join them in a process group, show who failed first."""
+
+import importlib
+import multiprocessing
+import os
+import pickle
+import queue
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+GRACE = 3.0  # seconds in which the other ranks may say what became of them, before they are killed
+
+# The process group
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process stands: its number among all, among those of this machine, its device."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+
+
+@contextmanager
+def process_group(backend: str | None = None, timeout: float = 60.0) -> Iterator[Place]:
+    """Join the group that the launcher's environment variables describe, and leave it in any case.
+
+    backend: None takes nccl where there is CUDA, each rank on the GPU of its *local* rank, and
+    gloo elsewhere. timeout: seconds that a collective waits for the other ranks (with nccl: for
+    the GPU to finish it). Raises RuntimeError without a launcher, ValueError for too few GPUs.
+    """
+    missing = [name for name in VARIABLES if name not in os.environ]
+    if missing:
+        raise RuntimeError(
+            f"{', '.join(missing)} not set: no launcher has started this process. Run the file "
+            "with `torchrun --standalone --nproc-per-node=2 FILE`; in a notebook, with "
+            "helpers.distributed.torchrun(FILE), or spawn(function) for an imported function"
+        )
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    cuda = torch.cuda.is_available() if backend is None else "nccl" in backend
+    device = torch.device("cpu")
+    if cuda:
+        if local_rank >= torch.cuda.device_count():
+            raise ValueError(
+                f"local rank {local_rank} needs a GPU of its own, this machine has "
+                f"{torch.cuda.device_count()}: start fewer ranks, or pass backend='gloo'"
+            )
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+
+    dist.init_process_group(
+        backend or dist.get_default_backend_for_device(device),
+        timeout=timedelta(seconds=timeout),
+        device_id=device if cuda else None,
+    )
+    try:
+        yield Place(rank, dist.get_world_size(), local_rank, device)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+# What ranks say, and who of them failed first
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a program printed: a text for each rank, torchrun's own lines, and the seconds taken."""
+
+    by_rank: dict[int, str]
+    launcher: str
+    seconds: float
+
+
+class RankError(RuntimeError):
+    """A rank failed. `rank`, `exitcode` (-9: killed by signal 9), `traceback`, `output`."""
+
+    def __init__(self, failures: Sequence["Failure"], ranks: int, output: Output | None):
+        first, *others = sorted(failures, key=Failure.order)
+        self.rank, self.exitcode, self.traceback = first.rank, first.exitcode, first.traceback
+        self.output = output
+        lines = [f"rank {first.rank} of {ranks} {first.how()}", first.traceback.strip()]
+        lines += [f"then rank {f.rank} {f.how()}: {f.last_line()}".rstrip(": ") for f in others]
+        super().__init__("\n".join(line for line in lines if line))
+
+
+# What a rank reports when another one has gone: a consequence, hardly ever the cause.
+LOST_PEER = re.compile(
+    r"connection (closed|reset|refused)|broken pipe|remote process exited|socket closed|"
+    r"failed to recv|nccl communicator was aborted",
+    re.IGNORECASE,
+)
+WAITED = re.compile(r"timed out|timeout", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one rank ended: `time` in ns where it is known, `exitcode` below 0 for a signal."""
+
+    rank: int
+    exitcode: int
+    traceback: str
+    time: int = 0
+    named_first: bool = False  # by torchrun, which knows seconds only
+
+    def order(self) -> tuple[Any, ...]:
+        """Sort causes before consequences: a peer that is gone breaks everybody's connections."""
+        killed = self.exitcode < 0 and self.exitcode != -signal.SIGTERM
+        ended = self.exitcode == -signal.SIGTERM  # by the launcher, when another rank had failed
+        last = self.last_line()
+        lost, waited = bool(LOST_PEER.search(last)), bool(WAITED.search(last))
+        return (ended, lost, waited, not killed, self.time, not self.named_first, self.rank)
+
+    def how(self) -> str:
+        """Return the end in words."""
+        if self.exitcode >= 0:
+            return f"failed with exit code {self.exitcode}"
+        return f"was killed by signal {-self.exitcode} ({signal.Signals(-self.exitcode).name})"
+
+    def last_line(self) -> str:
+        """Return the line of the exception itself, the traceback's last that is not indented."""
+        lines = [line for line in self.traceback.splitlines() if re.match(r"\w[\w.]*(:|$)", line)]
+        return lines[-1] if lines else ""
+
+
+# torchrun, from a notebook
+
+
+def torchrun(
+    program: str | Path,
+    *arguments: object,
+    ranks: int = 2,
+    timeout: float = 120.0,
+    env: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
+    echo: bool = True,
+) -> Output:
+    """Run `torchrun --standalone --nproc-per-node=RANKS PROGRAM ARGUMENTS…`; print as it goes.
+
+    program: a file ending in .py, or a module's name. env: variables beside the present ones.
+    options: more of torchrun's, such as ``--max-restarts=3``. Each line is printed with its rank
+    in front (`echo`), and returned. When a rank fails: RankError with the traceback of the one
+    that failed first, instead of torchrun's report about all. After `timeout` seconds:
+    TimeoutError with the last line of each rank. Whatever ends it, no process is left behind.
+    """
+    if ranks < 1:
+        raise ValueError(f"expected at least 1 rank, got {ranks}")
+    target = [str(program)]
+    if str(program).endswith(".py"):
+        if not Path(program).is_file():
+            raise FileNotFoundError(f"no program {program} in {Path.cwd()}")
+    else:
+        target = ["-m", *target]
+
+    with tempfile.TemporaryDirectory(prefix="torchrun-") as logs:
+        command = [sys.executable, "-m", "torch.distributed.run"]
+        command += ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}"]
+        command += ["--tee=3", f"--log-dir={logs}", *options, *target, *map(str, arguments)]
+        process = subprocess.Popen(
+            command,
+            env=_environment(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C in the notebook is ours to handle
+        )
+        lines = _Lines(echo)
+        start = time.monotonic()
+        try:
+            lines.follow(process.stdout, None)
+            ended = lines.wait(start + timeout)
+            code = process.wait(GRACE) if ended else None
+        finally:
+            _end_tree(process)
+            lines.wait(time.monotonic() + GRACE)
+
+    output = lines.output(ranks, time.monotonic() - start)
+    if code is None:
+        raise TimeoutError(_unfinished(str(program), timeout, output))
+    if code:
+        failures = _reported_failures(output)
+        if not failures:  # torchrun itself did not start
+            raise RuntimeError(f"torchrun ended with exit code {code}:\n{output.launcher.strip()}")
+        raise RankError(failures, ranks, output)
+    lines.print_held()
+    return output
+
+
+def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the variables of a rank: unbuffered output, one thread, the loopback interface."""
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    defaults = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback}
+    paths = [str(Path.cwd()), *filter(None, sys.path)]
+    fixed = {
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONIOENCODING": "utf-8",
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] ",
+    }
+    return {**defaults, **os.environ, **fixed, **(env or {})}
+
+
+class _Lines:
+    """Collects the lines of several pipes, each read by a thread of its own; prints them."""
+
+    def __init__(self, echo: bool):
+        self.echo = echo
+        self.lines: list[tuple[int | None, str]] = []  # rank, None for torchrun itself
+        self.arriving: queue.Queue[tuple[int | None, str | None]] = queue.Queue()
+        self.open = 0
+        self.inside: set[int | None] = set()  # ranks in the middle of a traceback
+        self.held: list[str] = []  # tracebacks: printed in the end if the program lived on
+
+    def follow(self, pipe: Any, rank: int | None) -> None:
+        """Read `pipe` to its end; without a rank the lines say theirs."""
+        self.open += 1
+        threading.Thread(target=self._read, args=(pipe, rank), daemon=True).start()
+
+    def _read(self, pipe: Any, rank: int | None) -> None:
+        with pipe:
+            for line in pipe:
+                self.arriving.put((rank, line.decode("utf-8", "replace").rstrip("\n")))
+        self.arriving.put((rank, None))
+
+    def wait(self, deadline: float) -> bool:
+        """Take what arrives until all pipes have ended, or time is up; return which of the two."""
+        while self.open:
+            try:
+                rank, line = self.arriving.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return False
+            if line is None:
+                self.open -= 1
+            else:
+                self._take(rank, line)
+        return True
+
+    def take_all(self) -> None:
+        """Take what has arrived, without waiting."""
+        self.wait(time.monotonic())
+
+    def _take(self, rank: int | None, line: str) -> None:
+        said = re.match(r"\[rank (\d+)\] ?(.*)", line) if rank is None else None
+        if said:
+            rank, line = int(said[1]), said[2]
+        line = re.sub(r"^\[rank\d+\]: ?", "", line)  # PyTorch puts it before tracebacks
+        self.lines.append((rank, line))
+        if not self.echo or rank is None:
+            return
+        if line.startswith("Traceback (most recent call last)"):
+            self.inside.add(rank)
+        if rank in self.inside:
+            self.held.append(f"[rank {rank}] {line}")
+            if re.match(r"\w+[\w.]*(:|$)", line):  # the exception, after indented lines
+                self.inside.remove(rank)
+        else:
+            print(f"[rank {rank}] {line}", flush=True)
+
+    def print_held(self) -> None:
+        """Print tracebacks of errors that the program has survived; others are in the RankError."""
+        for line in self.held:
+            print(line, flush=True)
+
+    def output(self, ranks: int, seconds: float) -> Output:
+        def text(rank: int | None) -> str:
+            return "".join(f"{line}\n" for said, line in self.lines if said == rank)
+
+        return Output({rank: text(rank) for rank in range(ranks)}, text(None), seconds)
+
+
+def _reported_failures(output: Output) -> list[Failure]:
+    """Read torchrun's report: of each rank that failed its number and exit code."""
+    named = re.search(r"Root Cause.*?rank\s*: (\d+)", output.launcher, re.DOTALL)
+    first = int(named[1]) if named else -1
+    found = {}
+    for rank, code in re.findall(
+        r"rank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+)", output.launcher
+    ):
+        text = output.by_rank.get(int(rank), "")
+        failure = Failure(int(rank), int(code), _last_traceback(text), 0, int(rank) == first)
+        found[int(rank)] = failure
+    return list(found.values())
+
+
+def _last_traceback(text: str) -> str:
+    """Return the last traceback in `text`, with those that it names as its causes."""
+    parts = text.split("Traceback (most recent call last):\n")
+    if len(parts) == 1:  # no exception: what was said last
+        return "\n".join(text.splitlines()[-5:])
+    first = len(parts) - 1
+    chained = ("direct cause of the following exception:", "another exception occurred:")
+    while first > 1 and parts[first - 1].strip().endswith(chained):
+        first -= 1
+    lines = "".join("Traceback (most recent call last):\n" + p for p in parts[first:]).splitlines()
+    # C++ logs of what follows: [W1122 10:00:00.123 …
+    return "\n".join(line for line in lines if not re.match(r"\[[WEI]\d{4} ", line))
+
+
+def _unfinished(what: str, timeout: float, output: Output) -> str:
+    said = {rank: text.splitlines()[-1:] for rank, text in output.by_rank.items()}
+    last = "; ".join(f"rank {r}: {line[0] if line else '(nothing)'}" for r, line in said.items())
+    return f"{what} had not ended after {timeout:g} s and was killed; last lines: {last}"
+
+
+def _end_tree(process: subprocess.Popen) -> None:
+    """End a process and all that descend from it: torchrun gives each rank its own session."""
+    if process.poll() is not None:
+        return
+    tree = _descendants(process.pid)
+    process.terminate()  # torchrun passes it on to the ranks
+    try:
+        process.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        tree |= _descendants(process.pid)
+        process.kill()
+        process.wait()
+    for pid in tree:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue  # gone already, as it should be
+
+
+def _descendants(pid: int) -> set[int]:
+    """Return the ids of the children of `pid`, their children, and so on."""
+    table = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
+    ).stdout
+    children: dict[int, list[int]] = {}
+    for line in table.splitlines():
+        child, parent = map(int, line.split())
+        children.setdefault(parent, []).append(child)
+    found, todo = set(), [pid]
+    while todo:
+        for child in children.get(todo.pop(), []):
+            found.add(child)
+            todo.append(child)
+    return found
+
+
+# An imported function, on several ranks
+
+
+def spawn(
+    function: Callable[..., Any],
+    *arguments: Any,
+    ranks: int = 2,
+    timeout: float = 120.0,
+    env: Mapping[str, str] | None = None,
+    echo: bool = True,
+) -> list[Any]:
+    """Call `function(*arguments)` in `ranks` processes; return their results, rank by rank.
+
+    Each process gets the variables that torchrun would set, so the function opens
+    `process_group()` as a program would. It must be importable (a notebook's function is not), and
+    its result must pickle; tensors come back on the CPU. The processes are forked from one that
+    has imported torch: the first call takes seconds, the next ones do not. They find a store in
+    this process, at a port that the system chose; each computes with one thread, or with
+    env["OMP_NUM_THREADS"]. Prints, RankError and TimeoutError are as those of `torchrun`.
+    """
+    if ranks < 1:
+        raise ValueError(f"expected at least 1 rank, got {ranks}")
+    job = pickle.dumps((_importable(function), arguments))
+    context = _context()
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {**_environment(env), **_launcher_variables(store.port, ranks)}
+    lines = _Lines(echo)
+    start = time.monotonic()
+    processes, results, whole = [], [], False
+    try:
+        for rank in range(ranks):
+            variables = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            result, theirs = context.Pipe(duplex=False)
+            printed, prints = context.Pipe(duplex=False)
+            process = context.Process(target=_be_rank, args=(job, variables, theirs, prints))
+            process.start()
+            theirs.close()
+            prints.close()
+            processes.append(process)
+            results.append(result)
+            lines.follow(os.fdopen(os.dup(printed.fileno()), "rb"), rank)
+            printed.close()
+        found = _collect(processes, results, lines, start + timeout)
+        whole = len(found) == ranks
+    finally:
+        _end_ranks(processes, GRACE if whole else 0.0)
+        lines.wait(time.monotonic() + GRACE)
+
+    output = lines.output(ranks, time.monotonic() - start)
+    failures = [f for f in found.values() if isinstance(f, Failure)]
+    if failures:
+        raise RankError(failures, ranks, output)
+    if len(found) < ranks:
+        raise TimeoutError(_unfinished(getattr(function, "__name__", "it"), timeout, output))
+    lines.print_held()
+    return [pickle.loads(found[rank]) for rank in range(ranks)]
+
+
+def _importable(function: Callable[..., Any]) -> Callable[..., Any]:
+    main = sys.modules["__main__"]
+    if getattr(function, "__module__", "") == "__main__" and not hasattr(main, "__file__"):
+        raise ValueError(
+            f"{function.__qualname__} is defined in a notebook, which no other process can import: "
+            "write it to a file with %%writefile, then import it from there, or torchrun the file"
+        )
+    return function
+
+
+def _context() -> multiprocessing.context.BaseContext:
+    if "forkserver" not in multiprocessing.get_all_start_methods():  # Windows
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "helpers.distributed"])
+    return context
+
+
+def _launcher_variables(port: int, ranks: int) -> dict[str, str]:
+    return {
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 need not open one
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+
+
+def _be_rank(job: bytes, variables: dict[str, str], result: Connection, prints: Connection) -> None:
+    """Run in a new process: take a rank's place, call the function, send back what it returned."""
+    os.setsid()  # what this rank starts is killed with it
+    for stream in (1, 2):
+        os.dup2(prints.fileno(), stream)
+    prints.close()
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", closefd=False)  # line by line
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", closefd=False)
+    os.environ.clear()
+    os.environ.update(variables)
+    torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))  # libgomp has read the variable before
+    dist.set_debug_level_from_env()  # read when torch.distributed was imported, too
+    importlib.invalidate_caches()
+    try:
+        function, arguments = pickle.loads(job)
+        value = tree_map_only(Tensor, _to_cpu, function(*arguments))
+        result.send_bytes(b"+" + pickle.dumps(value))
+    except BaseException as error:  # also SystemExit: it is reported, and raised in the parent
+        text = "".join(traceback.format_exception(error.with_traceback(_inside(error))))
+        result.send_bytes(b"-" + pickle.dumps((text, time.time_ns())))
+        sys.exit(1)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _to_cpu(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().clone()  # a view would bring its whole storage along
+
+
+def _inside(error: BaseException) -> Any:
+    """Return the traceback without the frame of `_be_rank`, which nobody needs to see."""
+    return error.__traceback__.tb_next
+
+
+def _collect(
+    processes: list[Any], results: list[Connection], lines: _Lines, deadline: float
+) -> dict[int, Any]:
+    """Wait for every rank's result; after a failure only for a moment."""
+    found: dict[int, Any] = {}
+    while len(found) < len(processes) and time.monotonic() < deadline:
+        waiting = {results[rank]: rank for rank in range(len(processes)) if rank not in found}
+        for ready in multiprocessing.connection.wait(list(waiting), timeout=0.05):
+            rank = waiting[ready]
+            found[rank] = _result(rank, processes[rank], ready)
+            if isinstance(found[rank], Failure):
+                deadline = min(deadline, time.monotonic() + GRACE)
+        lines.take_all()
+    return found
+
+
+def _result(rank: int, process: Any, connection: Connection) -> bytes | Failure:
+    try:
+        message = connection.recv_bytes()
+    except EOFError:  # it ended without a word: killed, or os._exit
+        process.join(GRACE)
+        return Failure(rank, process.exitcode or 0, "", time.time_ns())
+    if message[:1] == b"+":
+        return message[1:]
+    text, when = pickle.loads(message[1:])
+    return Failure(rank, 1, text, when)
+
+
+def _end_ranks(processes: list[Any], patience: float) -> None:
+    """Let the ranks leave by themselves for `patience` seconds, then kill them."""
+    deadline = time.monotonic() + patience
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+    for process in processes:
+        if process.exitcode is None:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:  # it has no session of its own yet
+                process.kill()
+    for process in processes:
+        process.join()

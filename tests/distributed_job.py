@@ -1,0 +1,195 @@
+"""What ranks do in the tests of chapter 14; importable, and programs for torchrun."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from helpers import collectives, distributed
+
+# ---- launching
+
+
+def place_and_sum(shift):
+    """Two groups, one after the other, as two cells of a notebook would open them."""
+    with distributed.process_group(timeout=30) as place:
+        total = torch.tensor(float(place.rank + shift))
+        dist.all_reduce(total)
+    with distributed.process_group("gloo", timeout=30) as again:
+        dist.all_reduce(torch.ones(1))
+        print(f"rank {place.rank} of {place.world_size}")
+        view = torch.arange(1e6)[3:5].requires_grad_()
+    return {"place": place, "same": place == again, "total": total, "view": view}
+
+
+def settings():
+    return {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "COLOUR", "RANK")} | {
+        "threads": torch.get_num_threads(),
+        "debug": dist.get_debug_level().name,
+        "session": os.getsid(0) == os.getpid(),
+    }
+
+
+def leave_group_open():
+    dist.init_process_group("gloo")
+
+
+def fail_on(rank):
+    with distributed.process_group(timeout=30) as place:
+        if place.rank == rank:
+            try:
+                {}["key"]
+            except KeyError as error:
+                raise ValueError(f"no such key\non rank {rank}") from error
+        dist.barrier()
+
+
+def die_on(rank):
+    with distributed.process_group(timeout=30) as place:
+        if place.rank == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+
+
+def exit_on(rank):
+    with distributed.process_group(timeout=30) as place:
+        if place.rank == rank:
+            sys.exit(7)
+        dist.barrier()
+
+
+def start_child_and_hang(folder):
+    """Ignore SIGTERM, as a rank inside of a library does, and have a child of one's own."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = subprocess.Popen(["sleep", "300"])
+    rank = os.environ["RANK"]
+    Path(folder, rank).write_text(f"{os.getpid()} {child.pid}", encoding="ascii")
+    print("waiting for nobody")
+    time.sleep(300)
+
+
+def survive():
+    """Prints a traceback of its own, and lives on."""
+    import traceback
+
+    try:
+        {}["key"]
+    except KeyError:
+        traceback.print_exc()
+    print("still here")
+
+
+# ---- collectives
+
+DTYPES = (
+    torch.uint8,
+    torch.int8,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+)
+
+
+def part(rank, size, dtype):
+    """Small whole numbers, whose sums are exact in every dtype."""
+    return ((torch.arange(size) * 7 + rank * 3) % 11).to(dtype)
+
+
+def reduce_everything(sizes):
+    """Compare both all-reduces with PyTorch's; return what differs, and the bytes sent."""
+    wrong, sent = [], {}
+    with distributed.process_group(timeout=60) as place:
+        for dtype in DTYPES:
+            for size in sizes:
+                want = part(place.rank, size, dtype)
+                dist.all_reduce(want)
+                for reduce in (collectives.ring_all_reduce, collectives.tree_all_reduce):
+                    got = part(place.rank, size, dtype)
+                    sent[reduce.__name__, dtype, size] = reduce(got)
+                    if not torch.equal(got, want):
+                        wrong.append((reduce.__name__, dtype, size, got, want))
+        # not contiguous, and a scalar
+        for tensor in (torch.arange(12.0).view(3, 4).t(), torch.tensor(5.0)):
+            for reduce in (collectives.ring_all_reduce, collectives.tree_all_reduce):
+                got = tensor.clone(memory_format=torch.preserve_format)
+                reduce(got)
+                if not torch.equal(got, tensor * place.world_size) or got.is_contiguous() != (
+                    tensor.is_contiguous()
+                ):
+                    wrong.append((reduce.__name__, tensor, got))
+    return wrong, sent
+
+
+def reduce_noise(size, seed):
+    """Sums that round: return what each algorithm makes of this rank's numbers, and those."""
+    with distributed.process_group(timeout=60) as place:
+        own = torch.randn(size, generator=torch.Generator().manual_seed(seed + place.rank))
+        results = {"own": own}
+        for name, reduce in (
+            ("gloo", dist.all_reduce),
+            ("ring", collectives.ring_all_reduce),
+            ("tree", collectives.tree_all_reduce),
+        ):
+            results[name] = own.clone()
+            reduce(results[name])
+        return results
+
+
+def record_ring(elements):
+    """Run the real ring; return the transfers seen from this rank, in the order it made them."""
+    seen = []
+    whole = torch.zeros(elements)
+    starts = torch.arange(elements).tensor_split(dist_size())
+    chunk_at = {int(s[0]): number for number, s in enumerate(starts)}
+    batch = dist.batch_isend_irecv
+
+    def noted(operations):
+        step = {}
+        for operation in operations:
+            place = operation.tensor.storage_offset()
+            ours = operation.tensor.untyped_storage().data_ptr() == whole.data_ptr()
+            kind = "send" if operation.op is dist.isend else "receive"
+            step[kind] = (operation.group_peer, chunk_at[place] if ours else "buffer")
+        seen.append(step)
+        return batch(operations)
+
+    with distributed.process_group(timeout=60):
+        dist.batch_isend_irecv = noted
+        try:
+            collectives.ring_all_reduce(whole)
+        finally:
+            dist.batch_isend_irecv = batch
+    return seen
+
+
+def dist_size():
+    return int(os.environ["WORLD_SIZE"])
+
+
+def count_written(elements):
+    """Bytes that the kernel was given, in the own ring and in gloo's, beside what they say."""
+    with distributed.process_group(timeout=60):
+        tensor = torch.ones(elements)
+        dist.all_reduce(tensor)  # connects
+        dist.barrier()
+        with collectives.bytes_written() as ring:
+            says = collectives.ring_all_reduce(tensor)
+        dist.barrier()
+        with collectives.bytes_written() as gloo:
+            dist.all_reduce(tensor)
+        dist.barrier()
+    return {"ring": ring.bytes, "gloo": gloo.bytes, "says": says}
+
+
+if __name__ == "__main__":
+    name, *rest = sys.argv[1:]
+    globals()[name](*(int(r) if r.isdigit() else r for r in rest))
