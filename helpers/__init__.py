@@ -26,6 +26,8 @@
     13_kernels         kernels         softmax, norms, matmul, attention… in Triton, a file each
     14_distributed     distributed     ranks started from a notebook; who of them failed first
                        collectives     ring and tree all-reduce, step by step, and what they cost
+                       data_parallel   DDP's buckets: counted, and on a timeline with backward
+                       failures        a rank dies, hangs, disagrees: how each one shows
 
 Beside the lessons:
 

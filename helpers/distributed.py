@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -408,7 +408,12 @@ def spawn(
         lines.wait(time.monotonic() + GRACE)
 
     output = lines.output(ranks, time.monotonic() - start)
-    failures = [f for f in found.values() if isinstance(f, Failure)]
+    failures = [
+        # without an exception: what it said last, as a library does before it aborts
+        replace(f, traceback=f.traceback or _last_traceback(output.by_rank[f.rank]))
+        for f in found.values()
+        if isinstance(f, Failure)
+    ]
     if failures:
         raise RankError(failures, ranks, output)
     if len(found) < ranks:

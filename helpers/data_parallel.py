@@ -1,0 +1,103 @@
+"""Chapter 14: what DDP sends: its buckets, counted, and reduced while backward still runs."""
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+from helpers import profiling
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that DDP reduced together: their bytes, the names of their parameters."""
+
+    index: int
+    bytes: int
+    parameters: tuple[str, ...]
+
+
+def record_buckets(model: DistributedDataParallel) -> list[list[Bucket]]:
+    """Return a list that grows by one entry a synchronised backward pass: its buckets, in order.
+
+    Uses DDP's communication hook, of which a model can have one; gradients are averaged as
+    without it. Passes under `no_sync` reduce nothing and leave no entry. The first pass may show
+    one bucket for everything: DDP orders its buckets by what it sees there.
+    """
+    names = {id(p): name for name, p in model.module.named_parameters()}
+    passes: list[list[Bucket]] = []
+    open_pass: list[Bucket] = []
+
+    def note(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        held = tuple(names[id(p)] for p in bucket.parameters())
+        open_pass.append(Bucket(bucket.index(), bucket.buffer().nbytes, held))
+        if bucket.is_last():
+            passes.append(list(open_pass))
+            open_pass.clear()
+        return default_hooks.allreduce_hook(None, bucket)
+
+    model.register_comm_hook(None, note)
+    return passes
+
+
+def trace_step(step: Callable[[], object]) -> list[dict[str, Any]]:
+    """Profile one call of `step()`; return what ran in backward, and what was reduced meanwhile.
+
+    Rows in order of start, times in µs since the first row: kind ``backward`` with the name of an
+    autograd node, or ``reduce`` with the number of a bucket and its bytes; start; end. A reduce of
+    gloo is the whole all-reduce, on a thread of its own; with NCCL it is its place in the stream.
+    Every rank has to call it: the others are waited for. Warm up first: after the first pass DDP
+    makes new buckets.
+    """
+    prof = profiling.trace(step, record_shapes=True)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        prof.export_chrome_trace(str(path))
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    return bucket_rows(events)
+
+
+BACKWARD = "autograd::engine::evaluate_function: "
+ITEM_BYTES = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2}
+
+
+def bucket_rows(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of `trace_step` from the events of a Chrome trace."""
+    rows, buckets = [], 0
+    for event in sorted((e for e in events if "dur" in e), key=lambda e: e["ts"]):
+        name = event["name"]
+        row = {"start": event["ts"], "end": event["ts"] + event["dur"]}
+        if name.startswith(BACKWARD):
+            node = name.removeprefix(BACKWARD).removeprefix("torch::autograd::")
+            rows.append({"kind": "backward", "name": node, "bucket": None, "bytes": None, **row})
+        elif name in ("gloo:all_reduce", "nccl:all_reduce"):
+            elements, item = event["args"]["Input Dims"][0], event["args"]["Input type"][0]
+            size = torch.Size(elements).numel() * ITEM_BYTES[item]
+            rows.append({"kind": "reduce", "name": name, "bucket": buckets, "bytes": size, **row})
+            buckets += 1
+    first = rows[0]["start"] if rows else 0.0
+    return [{**r, "start": r["start"] - first, "end": r["end"] - first} for r in rows]
+
+
+def hidden_share(rows: list[dict[str, Any]]) -> float:
+    """Return the share of the reducing time during which backward was computing, 0 to 1.
+
+    Raises ValueError when `rows`, those of `trace_step`, hold no reduce.
+    """
+    spans = [(r["start"], r["end"]) for r in rows if r["kind"] == "backward"]
+    covered = total = 0.0
+    for row in rows:
+        if row["kind"] == "reduce":
+            total += row["end"] - row["start"]
+            for start, end in spans:  # autograd nodes follow each other, none within another
+                covered += max(0.0, min(end, row["end"]) - max(start, row["start"]))
+    if total == 0:
+        raise ValueError("no bucket was reduced in these rows: trace a step of a DDP model")
+    return covered / total
