@@ -1,5 +1,6 @@
 """What ranks do in the tests of chapter 14; importable, and programs for torchrun."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -9,8 +10,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.nn.parallel import DistributedDataParallel
 
-from helpers import collectives, distributed
+from helpers import collectives, data_parallel, distributed
 
 # ---- launching
 
@@ -188,6 +192,95 @@ def count_written(elements):
             dist.all_reduce(tensor)
         dist.barrier()
     return {"ring": ring.bytes, "gloo": gloo.bytes, "says": says}
+
+
+# ---- DDP
+
+SIZES = (8, 16, 4)  # of the network
+SAMPLES = 32
+
+
+def whole_numbers(seed=0):
+    """A network and data of small whole numbers: no sum rounds, whatever its order."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def integers(*shape):
+        return torch.randint(-3, 4, shape, generator=generator).float()
+
+    return network(integers), integers(SAMPLES, SIZES[0]), integers(SAMPLES, SIZES[-1])
+
+
+def any_numbers(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator)
+
+    return network(normal), normal(SAMPLES, SIZES[0]), normal(SAMPLES, SIZES[-1])
+
+
+def network(fill):
+    layers = [nn.Linear(*sizes) for sizes in itertools.pairwise(SIZES)]
+    model = nn.Sequential(layers[0], nn.ReLU(), layers[1])
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(fill(*p.shape))
+    return model
+
+
+def loss_of(model, x, y):
+    return (model(x) - y).square().mean()
+
+
+def gradients(model):
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def ddp_gradients():
+    """This rank's part of each batch through DDP: the gradients, plain and accumulated."""
+    results = {}
+    with distributed.process_group(timeout=60) as place:
+        for name, make in (("whole", whole_numbers), ("any", any_numbers)):
+            model, x, y = make()
+            mine, labels = (t.chunk(place.world_size)[place.rank] for t in (x, y))
+            model = DistributedDataParallel(model, bucket_cap_mb=1e-4)  # 105 bytes: several
+            passes = data_parallel.record_buckets(model)
+            loss_of(model, mine, labels).backward()
+            results[name] = gradients(model)
+
+            model.zero_grad()
+            halves = list(zip(mine.chunk(2), labels.chunk(2), strict=True))
+            with model.no_sync():
+                (loss_of(model, *halves[0]) / 2).backward()
+            results[name, "alone"] = gradients(model)
+            (loss_of(model, *halves[1]) / 2).backward()
+            results[name, "accumulated"] = gradients(model)
+            results[name, "passes"] = passes
+    return results
+
+
+def trace_ddp():
+    """The wire and the clock of DDP steps of a model of three buckets."""
+    with distributed.process_group(timeout=60):
+        torch.manual_seed(0)
+        model = nn.Sequential(*[nn.Linear(512, 512, bias=False) for _ in range(6)])
+        model = DistributedDataParallel(model, bucket_cap_mb=1.5)
+        x = torch.randn(64, 512)
+
+        def step():
+            model(x).sum().backward()
+
+        for _ in range(3):
+            step()
+        rows = data_parallel.trace_step(step)
+        dist.barrier()
+        with collectives.bytes_written() as written:
+            step()
+        dist.barrier()
+        with CommDebugMode() as calls:
+            step()
+        counts = {str(op): n for op, n in calls.get_comm_counts().items()}
+    return {"rows": rows, "written": written.bytes, "calls": counts}
 
 
 if __name__ == "__main__":

@@ -171,7 +171,9 @@ def test_torchrun_names_the_rank_that_was_killed():
 
 def test_torchrun_is_ended_after_its_time():
     before = distributed._descendants(os.getpid())
-    with pytest.raises(TimeoutError, match="distributed_job.py had not ended after 1 s and was kil"):
+    with pytest.raises(
+        TimeoutError, match="distributed_job.py had not ended after 1 s and was kil"
+    ):
         distributed.torchrun(PROGRAM, "hang", timeout=1)
     assert distributed._descendants(os.getpid()) <= before
 
@@ -179,7 +181,9 @@ def test_torchrun_is_ended_after_its_time():
 def test_torchrun_that_does_not_start():
     with pytest.raises(FileNotFoundError, match="no program nothing.py in"):
         distributed.torchrun("nothing.py")
-    with pytest.raises(RuntimeError, match="(?s)torchrun ended with exit code 2:.*--no-such-option"):
+    with pytest.raises(
+        RuntimeError, match="(?s)torchrun ended with exit code 2:.*--no-such-option"
+    ):
         distributed.torchrun(PROGRAM, options=["--no-such-option"])
 
 

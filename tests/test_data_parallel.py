@@ -1,0 +1,147 @@
+"""DDP's gradients against one process with the whole batch; its buckets, bytes and timeline."""
+
+import pytest
+import torch
+
+from helpers import collectives, data_parallel
+from helpers.distributed import spawn
+from tests import distributed_job as job
+
+
+def single(make):
+    """The gradients of one process with the whole batch."""
+    model, x, y = make()
+    job.loss_of(model, x, y).backward()
+    return job.gradients(model)
+
+
+def rounding_bound():
+    """For each gradient of `any_numbers`: how far two ways of summing it may be apart.
+
+    A number that k roundings lead to is off by at most γ(k) = ku / (1 - ku) times what it would be
+    if nothing cancelled: the same computation with the absolute values of all numbers (Higham,
+    Accuracy and Stability of Numerical Algorithms, §3). ReLU passes or stops in both alike: no
+    input of it is nearer to 0 than its own bound, which is asserted.
+    """
+    model, x, y = job.any_numbers()
+    w0, b0, w1, b1 = (p.detach().double() for p in model.parameters())
+    x, y = x.double(), y.double()
+    inside = x @ w0.T + b0
+    passes = (inside > 0).double()
+    n, outputs = y.shape
+
+    # absolute values
+    hidden = (x.abs() @ w0.abs().T + b0.abs()) * passes
+    error = (hidden @ w1.abs().T + b1.abs() + y.abs()) * 2 / (n * outputs)
+    back = error @ w1.abs() * passes
+    sizes = [back.T @ x.abs(), back.sum(0), error.T @ hidden, error.sum(0)]
+
+    def gamma(k, u=torch.finfo(torch.float32).eps / 2):
+        return k * u / (1 - k * u)
+
+    assert (inside.abs() > gamma(len(w0) + 1) * (x.abs() @ w0.abs().T + b0.abs())).all()
+    # the longest path: two products forward, two and the mean backward, the sum over the samples
+    roundings = sum(job.SIZES) + sum(job.SIZES[1:]) + n + 12
+    return [2 * gamma(roundings) * size for size in sizes]
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ddp(request):
+    return request.param, spawn(job.ddp_gradients, ranks=request.param)
+
+
+@pytest.mark.parametrize("way", ["plain", "accumulated"])
+def test_ddp_equals_one_process_with_the_whole_batch(ddp, way):
+    _, results = ddp
+    for name, make in (("whole", job.whole_numbers), ("any", job.any_numbers)):
+        want = single(make)
+        key = name if way == "plain" else (name, way)
+        for result in results:
+            assert all(map(torch.equal, result[key], results[0][key]))  # the same on all ranks
+        got = results[0][key]
+        if name == "whole":  # no rounding: equal to the bit
+            assert all(map(torch.equal, got, want))
+        else:
+            for g, w, bound in zip(got, want, rounding_bound(), strict=True):
+                assert ((g - w).abs() <= bound).all()
+
+
+def test_the_bound_is_narrow_enough_to_notice_a_lost_sample():
+    model, x, y = job.any_numbers()
+    job.loss_of(model, x[:-1], y[:-1]).backward()
+    lost = zip(job.gradients(model), single(job.any_numbers), rounding_bound(), strict=True)
+    assert all(((g - w).abs() > bound).any() for g, w, bound in lost)
+
+
+def test_under_no_sync_each_rank_has_its_own(ddp):
+    ranks, results = ddp
+    own = [r["whole", "alone"] for r in results]
+    assert not all(map(torch.equal, own[0], own[1]))
+    model, x, y = job.whole_numbers()
+    mine, labels = (t.chunk(ranks)[1].chunk(2)[0] for t in (x, y))
+    (job.loss_of(model, mine, labels) / 2).backward()
+    assert all(map(torch.equal, own[1], job.gradients(model)))
+
+
+def test_buckets_hold_every_gradient_once(ddp):
+    _, results = ddp
+    names = [name for name, _ in job.whole_numbers()[0].named_parameters()]
+    sizes = {name: p.nbytes for name, p in job.whole_numbers()[0].named_parameters()}
+    for result in results:
+        passes = result["whole", "passes"]
+        assert len(passes) == 2  # plain, and the last micro-batch: none under no_sync
+        for buckets in passes:
+            assert [b.index for b in buckets] == list(range(len(buckets)))
+            assert sorted(n for b in buckets for n in b.parameters) == sorted(names)
+            assert all(b.bytes == sum(sizes[n] for n in b.parameters) for b in buckets)
+        # one bucket at first; then in the order in which backward completes them
+        assert len(passes[0]) == 1 and len(passes[1]) > 1
+        assert "2." in passes[1][0].parameters[0] and "0." in passes[1][-1].parameters[0]
+
+
+# ---- the wire and the clock
+
+
+@pytest.fixture(scope="module")
+def traced():
+    return spawn(job.trace_ddp, ranks=2)
+
+
+def test_a_step_sends_what_the_ring_would(traced):
+    payload = 6 * 512 * 512 * 4
+    for result in traced:
+        (sends, _) = collectives.ring_bytes(2, payload // 4, 4)
+        assert sends <= result["written"] <= 1.01 * sends
+        # CommDebugMode counts calls, not bytes
+        assert result["calls"]["c10d.allreduce_"] == 3
+
+
+def test_the_timeline_shows_every_bucket_during_backward(traced):
+    for result in traced:
+        rows = result["rows"]
+        assert rows == sorted(rows, key=lambda r: r["start"]) and rows[0]["start"] == 0
+        reduced = [r for r in rows if r["kind"] == "reduce"]
+        assert [r["bytes"] for r in reduced] == [2 * 512 * 512 * 4] * 3
+        assert [r["bucket"] for r in reduced] == [0, 1, 2]
+        names = [r["name"] for r in rows if r["kind"] == "backward"]
+        assert names.count("MmBackward0") == names.count("AccumulateGrad") == 6
+        # the first bucket starts before the last gradient is computed, the last one cannot
+        last = max(r["start"] for r in rows if r["name"] == "MmBackward0")
+        assert reduced[0]["start"] < last <= reduced[-1]["start"]
+        assert 0 <= data_parallel.hidden_share(rows) <= 1
+
+
+def test_the_hidden_share_by_hand():
+    rows = [
+        {"kind": "backward", "start": 0.0, "end": 4.0},
+        {"kind": "reduce", "start": 2.0, "end": 5.0},
+        {"kind": "backward", "start": 4.5, "end": 6.0},
+        {"kind": "reduce", "start": 5.0, "end": 7.0},
+    ]
+    assert data_parallel.hidden_share(rows) == (2.0 + 0.5 + 1.0) / 5.0
+    with pytest.raises(ValueError, match="no bucket was reduced"):
+        data_parallel.hidden_share(rows[:1])
+
+
+def test_nothing_traced_gives_no_rows():
+    assert data_parallel.bucket_rows([]) == []
