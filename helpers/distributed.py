@@ -344,12 +344,8 @@ def _end_tree(process: subprocess.Popen) -> None:
 
 def _descendants(pid: int) -> set[int]:
     """Return the ids of the children of `pid`, their children, and so on."""
-    table = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
-    ).stdout
     children: dict[int, list[int]] = {}
-    for line in table.splitlines():
-        child, parent = map(int, line.split())
+    for child, parent in _parents():
         children.setdefault(parent, []).append(child)
     found, todo = set(), [pid]
     while todo:
@@ -357,6 +353,23 @@ def _descendants(pid: int) -> set[int]:
             found.add(child)
             todo.append(child)
     return found
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    """Yield (id, id of the parent) of every process."""
+    if not Path("/proc/self/stat").exists():  # macOS
+        command = ["ps", "-A", "-o", "pid=,ppid="]
+        table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        for line in table.splitlines():
+            child, parent = line.split()
+            yield int(child), int(parent)
+        return
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended meanwhile
+        yield int(path.parent.name), int(fields[1])
 
 
 # An imported function, on several ranks
@@ -436,7 +449,7 @@ def _context() -> multiprocessing.context.BaseContext:
     if "forkserver" not in multiprocessing.get_all_start_methods():  # Windows
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "helpers.distributed"])
+    context.set_forkserver_preload(["torch", "torch._dynamo", "helpers.distributed"])
     return context
 
 

@@ -36,8 +36,10 @@ def rounding_bound():
     back = error @ w1.abs() * passes
     sizes = [back.T @ x.abs(), back.sum(0), error.T @ hidden, error.sum(0)]
 
-    def gamma(k, u=torch.finfo(torch.float32).eps / 2):
-        return k * u / (1 - k * u)
+    unit = torch.finfo(torch.float32).eps / 2
+
+    def gamma(k):
+        return k * unit / (1 - k * unit)
 
     assert (inside.abs() > gamma(len(w0) + 1) * (x.abs() @ w0.abs().T + b0.abs())).all()
     # the longest path: two products forward, two and the mean backward, the sum over the samples

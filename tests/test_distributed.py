@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -27,8 +26,11 @@ def warm():
 
 def alive(pid):
     """Is there such a process, other than one that has ended and waits to be noticed?"""
-    done = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
-    return done.returncode == 0 and not done.stdout.strip().startswith("Z")
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
 
 
 def none_left(folder):

@@ -76,13 +76,13 @@ def test_a_port_that_is_taken():
 
 
 def test_uneven_batches_end_in_a_timeout_or_with_join():
-    with pytest.raises(RankError, match="Timed out waiting 1000ms"):
-        spawn(failures.uneven_batches, [3, 5], False, 1.0, echo=False)
-    results = spawn(failures.uneven_batches, [3, 5], True)
+    with pytest.raises(RankError, match="Timed out waiting 3000ms"):
+        spawn(failures.uneven_batches, [3, 5], False, 3.0, echo=False)
+    results = spawn(failures.uneven_batches, [3, 5], True, 60.0)
     assert [r["steps"] for r in results] == [3, 5]
     assert torch.equal(results[0]["weight"], results[1]["weight"])
     # 3 steps with gradients (1, 1), then 2 with the average of (1, 1) and nothing
-    (before,) = spawn(failures.uneven_batches, [0], False, ranks=1)
+    (before,) = spawn(failures.uneven_batches, [0], False, 60.0, ranks=1)
     moved = before["weight"] - results[0]["weight"]
     torch.testing.assert_close(moved, torch.full((1, 2), 0.1 * (3 + 2 / 2)), rtol=0, atol=1e-6)
 

@@ -557,7 +557,8 @@ def test_resume_is_bitwise_on_a_gpu(tmp_path, amp_dtype):
 def forkserver():
     """Processes that start in milliseconds: forked from one that has imported torch already."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.training_job"])
+    # DDP and optimizers import torch._dynamo when first used: seconds in each process
+    context.set_forkserver_preload(["tests.training_job", "torch._dynamo"])
     return context
 
 
