@@ -5,7 +5,6 @@ of two ranks each brings one. a + b is b + a in floating point, too, and halving
 ways give the same bits.
 """
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -25,11 +24,14 @@ def micro_batch(step, number):
     return x, x.sum(1, keepdim=True).sin()
 
 
-def train(folder, steps, pause=0.0, width=32):
-    """Train to `steps` from the checkpoint in `folder`, if there is one; write a line a step."""
+def train(folder, steps, width=32):
+    """Train to `steps` from the checkpoint in `folder`, if there is one; write a line a step.
+
+    Where there is a file gate.txt, no rank goes beyond the step that it names.
+    """
     folder = Path(folder)
     path = folder / "checkpoint.pt"
-    with distributed.process_group("gloo", timeout=20) as place:
+    with distributed.process_group("gloo", timeout=60) as place:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -40,8 +42,12 @@ def train(folder, steps, pause=0.0, width=32):
             optimizer.load_state_dict(state["optimizer"])
             done = state["step"]
         dist.barrier()  # all have read before one writes
+        if place.rank == 0:
+            note(folder / "joined.txt", done, place.world_size)
 
         for step in range(done, steps):
+            while step >= gate(folder, steps):
+                time.sleep(0.02)
             optimizer.zero_grad()
             for number in range(place.rank, MICRO_BATCHES, place.world_size):
                 x, y = micro_batch(step, number)
@@ -58,13 +64,19 @@ def train(folder, steps, pause=0.0, width=32):
             if place.rank == 0:
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
                 checkpoint.save_atomic({**state, "step": step + 1}, path)
-                with open(folder / "steps.txt", "a", encoding="ascii") as file:
-                    file.write(f"{step} {place.world_size}\n")
-            time.sleep(pause)
-        torch.save(model.state_dict(), folder / f"end{place.rank}.pt.{os.getpid()}")
-        os.replace(folder / f"end{place.rank}.pt.{os.getpid()}", folder / f"end{place.rank}.pt")
+                note(folder / "steps.txt", step, place.world_size)
+        torch.save(model.state_dict(), folder / f"end{place.rank}.pt")
+
+
+def note(path, step, ranks):
+    with open(path, "a", encoding="ascii") as file:
+        file.write(f"{step} {ranks}\n")
+
+
+def gate(folder, steps):
+    path = folder / "gate.txt"
+    return int(path.read_text(encoding="ascii") or 0) if path.exists() else steps
 
 
 if __name__ == "__main__":
-    target, count, *more = sys.argv[1:]
-    train(target, int(count), *map(float, more[:1]), *map(int, more[1:]))
+    train(sys.argv[1], *map(int, sys.argv[2:]))

@@ -44,11 +44,11 @@ class Host:
         conf = {
             # in a namespace torchrun does not recognise its own address, and nobody would host
             "is_host": int(self == leader),
-            "timeout": 60,
-            "join_timeout": 60,
+            "timeout": 180,
+            "join_timeout": 180,
             "last_call_timeout": 1,
             "keep_alive_interval": 1,
-            "keep_alive_max_attempt": 3,
+            "keep_alive_max_attempt": 5,
         }
         words = ["ip", "netns", "exec", self.namespace, sys.executable]
         words += ["-m", "torch.distributed.run", f"--nnodes={nodes}", "--nproc-per-node=1"]
