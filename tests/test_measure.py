@@ -66,6 +66,25 @@ def test_memory_is_recorded_where_it_can_be(benchmark):
         benchmark("memory").measure(torch.device("meta"))
 
 
+def test_all_reduces_in_turns(benchmark, monkeypatch):
+    module = benchmark("distributed")
+    monkeypatch.setattr(module, "REPEATS", 3)
+    monkeypatch.setattr(module, "SIZES", (2**12, 2**22))
+    monkeypatch.setattr(module.collectives, "fit_network", lambda *_: (1e-4, 1e9))
+    record = module.measure(CPU)
+    assert record.column("bytes") == [2**12, 2**22]
+    assert record.column("fitted") == [0.2041, 4.394]  # 2 (0.1 ms + half the bytes / 1 GB/s)
+    one = [{"ring": [2.0] * 3, "tree": [3.0] * 3, "backend": [1.0] * 3}]
+    other = [{"ring": [4.0] * 3, "tree": [3.0] * 3, "backend": [1.0] * 3}]
+    assert module.row(8, one + other)["ring_speed"] == [0.25] * 3
+
+
+def test_an_all_reduce_needs_two_devices(benchmark, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(RuntimeError, match="needs two devices or more, cuda is one"):
+        benchmark("distributed").measure(torch.device("cuda"))
+
+
 @pytest.fixture
 def few(monkeypatch):
     """Forty digits in the place of full MNIST."""
