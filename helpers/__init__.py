@@ -24,7 +24,8 @@
     11_profiling       profiling       clocks, profiles as rows, exact counts, the roofline
     12_compilation     compilation     graph breaks, recompiles and kernels counted; break-even
     13_kernels         kernels         softmax, norms, matmul, attention… in Triton, a file each
-    14_distributed     distributed     ranks started from a notebook; who of them failed first
+    14_distributed     distributed     ranks started from a notebook, joined in a process group
+                       ranks           what they print, who of them failed first
                        collectives     ring and tree all-reduce, step by step, and what they cost
                        data_parallel   DDP's buckets: counted, and on a timeline with backward
                        failures        a rank dies, hangs, disagrees: how each one shows

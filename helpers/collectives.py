@@ -89,16 +89,29 @@ def _require_ranks(ranks: int) -> None:
 # The same on tensors
 
 
+PIECE = 2**22  # bytes of the largest message: what arrives is added while it is in the cache
+
+
 def ring_all_reduce(tensor: Tensor, group: dist.ProcessGroup | None = None) -> int:
     """Replace `tensor` on every rank by the sum over all ranks; return the bytes this rank sent.
 
     Same shape and dtype on all ranks. Any size: where there are fewer elements than ranks, some
     chunks are empty and not sent. Every rank ends with the same bits. Which ranks talk in which
-    step is `ring_schedule`; 2 (n − 1) steps, each with 1/n of the tensor.
+    step is `ring_schedule`: 2 (n − 1) steps, each with 1/n of the tensor. One of more than 4 MiB
+    for each rank is reduced slice by slice.
     """
+    ranks = dist.get_world_size(group)
+    flat = tensor.contiguous().view(-1)
+    slices = flat.split(_slice_length(ranks, tensor.element_size()))
+    sent = sum(_ring(part, group) for part in slices)
+    if flat.data_ptr() != tensor.data_ptr():  # it was not contiguous
+        tensor.copy_(flat.view(tensor.shape))
+    return sent
+
+
+def _ring(flat: Tensor, group: dist.ProcessGroup | None) -> int:
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     after, before = (rank + 1) % ranks, (rank - 1) % ranks
-    flat = tensor.contiguous().view(-1)
     chunks = flat.tensor_split(ranks)
     arrived = torch.empty_like(chunks[0])  # the first chunk is the longest
     sent = 0
@@ -114,10 +127,11 @@ def ring_all_reduce(tensor: Tensor, group: dist.ProcessGroup | None = None) -> i
     for step in range(ranks - 1):
         mine, theirs = chunks[(rank + 1 - step) % ranks], chunks[(rank - step) % ranks]
         sent += _exchange(mine, after, theirs, before, group)
-
-    if flat.data_ptr() != tensor.data_ptr():  # it was not contiguous
-        tensor.copy_(flat.view(tensor.shape))
     return sent
+
+
+def _slice_length(ranks: int, element_size: int) -> int:
+    return ranks * max(1, PIECE // element_size)
 
 
 def _exchange(
@@ -164,10 +178,11 @@ def ring_bytes(ranks: int, elements: int, element_size: int) -> list[int]:
 
     Exactly so where n divides the number of elements; else chunks differ by one element.
     """
-    lengths = [len(chunk) for chunk in torch.empty(elements, device="meta").tensor_split(ranks)]
     sent = [0] * ranks
-    for t in ring_schedule(ranks):
-        sent[t.sender] += lengths[t.chunk] * element_size
+    for part in torch.empty(elements, device="meta").split(_slice_length(ranks, element_size)):
+        lengths = [len(chunk) for chunk in part.tensor_split(ranks)]
+        for t in ring_schedule(ranks):
+            sent[t.sender] += lengths[t.chunk] * element_size
     return sent
 
 

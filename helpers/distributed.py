@@ -1,16 +1,14 @@
-"""Chapter 14: start ranks from a notebook, join them in a process group, show who failed first."""
+"""Chapter 14: start ranks from a notebook, and join them in a process group."""
 
 import importlib
+import itertools
 import multiprocessing
 import os
 import pickle
-import queue
-import re
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,10 +24,23 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from helpers.ranks import (
+    GRACE,
+    Failure,
+    Lines,
+    Output,
+    RankError,
+    end_tree,
+    last_traceback,
+    reported_failures,
+    unfinished,
+)
+
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-GRACE = 3.0  # seconds in which the other ranks may say what became of them, before they are killed
 
 # The process group
+
+_groups = itertools.count()  # how many this process has opened
 
 
 @dataclass(frozen=True)
@@ -57,7 +68,7 @@ def process_group(backend: str | None = None, timeout: float = 60.0) -> Iterator
             "with `torchrun --standalone --nproc-per-node=2 FILE`; in a notebook, with "
             "helpers.distributed.torchrun(FILE), or spawn(function) for an imported function"
         )
-    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    local_rank = int(os.environ["LOCAL_RANK"])
     cuda = torch.cuda.is_available() if backend is None else "nccl" in backend
     device = torch.device("cpu")
     if cuda:
@@ -69,79 +80,22 @@ def process_group(backend: str | None = None, timeout: float = 60.0) -> Iterator
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
 
+    wait = timedelta(seconds=timeout)
+    store, rank, world_size = next(dist.rendezvous("env://", timeout=wait))
     dist.init_process_group(
         backend or dist.get_default_backend_for_device(device),
-        timeout=timedelta(seconds=timeout),
+        # names of its own, or a second group could read the addresses of the first
+        store=dist.PrefixStore(f"group {next(_groups)}", store),
+        rank=rank,
+        world_size=world_size,
+        timeout=wait,
         device_id=device if cuda else None,
     )
     try:
-        yield Place(rank, dist.get_world_size(), local_rank, device)
+        yield Place(rank, world_size, local_rank, device)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-# What ranks say, and who of them failed first
-
-
-@dataclass(frozen=True)
-class Output:
-    """What a program printed: a text for each rank, torchrun's own lines, and the seconds taken."""
-
-    by_rank: dict[int, str]
-    launcher: str
-    seconds: float
-
-
-class RankError(RuntimeError):
-    """A rank failed. `rank`, `exitcode` (-9: killed by signal 9), `traceback`, `output`."""
-
-    def __init__(self, failures: Sequence["Failure"], ranks: int, output: Output | None):
-        first, *others = sorted(failures, key=Failure.order)
-        self.rank, self.exitcode, self.traceback = first.rank, first.exitcode, first.traceback
-        self.output = output
-        lines = [f"rank {first.rank} of {ranks} {first.how()}", first.traceback.strip()]
-        lines += [f"then rank {f.rank} {f.how()}: {f.last_line()}".rstrip(": ") for f in others]
-        super().__init__("\n".join(line for line in lines if line))
-
-
-# What a rank reports when another one has gone: a consequence, hardly ever the cause.
-LOST_PEER = re.compile(
-    r"connection (closed|reset|refused)|broken pipe|remote process exited|socket closed|"
-    r"failed to recv|nccl communicator was aborted",
-    re.IGNORECASE,
-)
-WAITED = re.compile(r"timed out|timeout", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Failure:
-    """How one rank ended: `time` in ns where it is known, `exitcode` below 0 for a signal."""
-
-    rank: int
-    exitcode: int
-    traceback: str
-    time: int = 0
-    named_first: bool = False  # by torchrun, which knows seconds only
-
-    def order(self) -> tuple[Any, ...]:
-        """Sort causes before consequences: a peer that is gone breaks everybody's connections."""
-        killed = self.exitcode < 0 and self.exitcode != -signal.SIGTERM
-        ended = self.exitcode == -signal.SIGTERM  # by the launcher, when another rank had failed
-        last = self.last_line()
-        lost, waited = bool(LOST_PEER.search(last)), bool(WAITED.search(last))
-        return (ended, lost, waited, not killed, self.time, not self.named_first, self.rank)
-
-    def how(self) -> str:
-        """Return the end in words."""
-        if self.exitcode >= 0:
-            return f"failed with exit code {self.exitcode}"
-        return f"was killed by signal {-self.exitcode} ({signal.Signals(-self.exitcode).name})"
-
-    def last_line(self) -> str:
-        """Return the line of the exception itself, the traceback's last that is not indented."""
-        lines = [line for line in self.traceback.splitlines() if re.match(r"\w[\w.]*(:|$)", line)]
-        return lines[-1] if lines else ""
 
 
 # torchrun, from a notebook
@@ -185,21 +139,21 @@ def torchrun(
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C in the notebook is ours to handle
         )
-        lines = _Lines(echo)
+        lines = Lines(echo)
         start = time.monotonic()
         try:
             lines.follow(process.stdout, None)
             ended = lines.wait(start + timeout)
             code = process.wait(GRACE) if ended else None
         finally:
-            _end_tree(process)
+            end_tree(process)
             lines.wait(time.monotonic() + GRACE)
 
     output = lines.output(ranks, time.monotonic() - start)
     if code is None:
-        raise TimeoutError(_unfinished(str(program), timeout, output))
+        raise TimeoutError(unfinished(str(program), timeout, output))
     if code:
-        failures = _reported_failures(output)
+        failures = reported_failures(output)
         if not failures:  # torchrun itself did not start
             raise RuntimeError(f"torchrun ended with exit code {code}:\n{output.launcher.strip()}")
         raise RankError(failures, ranks, output)
@@ -221,157 +175,6 @@ def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
     return {**defaults, **os.environ, **fixed, **(env or {})}
 
 
-class _Lines:
-    """Collects the lines of several pipes, each read by a thread of its own; prints them."""
-
-    def __init__(self, echo: bool):
-        self.echo = echo
-        self.lines: list[tuple[int | None, str]] = []  # rank, None for torchrun itself
-        self.arriving: queue.Queue[tuple[int | None, str | None]] = queue.Queue()
-        self.open = 0
-        self.inside: set[int | None] = set()  # ranks in the middle of a traceback
-        self.held: list[str] = []  # tracebacks: printed in the end if the program lived on
-
-    def follow(self, pipe: Any, rank: int | None) -> None:
-        """Read `pipe` to its end; without a rank the lines say theirs."""
-        self.open += 1
-        threading.Thread(target=self._read, args=(pipe, rank), daemon=True).start()
-
-    def _read(self, pipe: Any, rank: int | None) -> None:
-        with pipe:
-            for line in pipe:
-                self.arriving.put((rank, line.decode("utf-8", "replace").rstrip("\n")))
-        self.arriving.put((rank, None))
-
-    def wait(self, deadline: float) -> bool:
-        """Take what arrives until all pipes have ended, or time is up; return which of the two."""
-        while self.open:
-            try:
-                rank, line = self.arriving.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                return False
-            if line is None:
-                self.open -= 1
-            else:
-                self._take(rank, line)
-        return True
-
-    def take_all(self) -> None:
-        """Take what has arrived, without waiting."""
-        self.wait(time.monotonic())
-
-    def _take(self, rank: int | None, line: str) -> None:
-        said = re.match(r"\[rank (\d+)\] ?(.*)", line) if rank is None else None
-        if said:
-            rank, line = int(said[1]), said[2]
-        line = re.sub(r"^\[rank\d+\]: ?", "", line)  # PyTorch puts it before tracebacks
-        self.lines.append((rank, line))
-        if not self.echo or rank is None:
-            return
-        if line.startswith("Traceback (most recent call last)"):
-            self.inside.add(rank)
-        if rank in self.inside:
-            self.held.append(f"[rank {rank}] {line}")
-            if re.match(r"\w+[\w.]*(:|$)", line):  # the exception, after indented lines
-                self.inside.remove(rank)
-        else:
-            print(f"[rank {rank}] {line}", flush=True)
-
-    def print_held(self) -> None:
-        """Print tracebacks of errors that the program has survived; others are in the RankError."""
-        for line in self.held:
-            print(line, flush=True)
-
-    def output(self, ranks: int, seconds: float) -> Output:
-        def text(rank: int | None) -> str:
-            return "".join(f"{line}\n" for said, line in self.lines if said == rank)
-
-        return Output({rank: text(rank) for rank in range(ranks)}, text(None), seconds)
-
-
-def _reported_failures(output: Output) -> list[Failure]:
-    """Read torchrun's report: of each rank that failed its number and exit code."""
-    named = re.search(r"Root Cause.*?rank\s*: (\d+)", output.launcher, re.DOTALL)
-    first = int(named[1]) if named else -1
-    found = {}
-    for rank, code in re.findall(
-        r"rank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+)", output.launcher
-    ):
-        text = output.by_rank.get(int(rank), "")
-        failure = Failure(int(rank), int(code), _last_traceback(text), 0, int(rank) == first)
-        found[int(rank)] = failure
-    return list(found.values())
-
-
-def _last_traceback(text: str) -> str:
-    """Return the last traceback in `text`, with those that it names as its causes."""
-    parts = text.split("Traceback (most recent call last):\n")
-    if len(parts) == 1:  # no exception: what was said last
-        return "\n".join(text.splitlines()[-5:])
-    first = len(parts) - 1
-    chained = ("direct cause of the following exception:", "another exception occurred:")
-    while first > 1 and parts[first - 1].strip().endswith(chained):
-        first -= 1
-    lines = "".join("Traceback (most recent call last):\n" + p for p in parts[first:]).splitlines()
-    # C++ logs of what follows: [W1122 10:00:00.123 …
-    return "\n".join(line for line in lines if not re.match(r"\[[WEI]\d{4} ", line))
-
-
-def _unfinished(what: str, timeout: float, output: Output) -> str:
-    said = {rank: text.splitlines()[-1:] for rank, text in output.by_rank.items()}
-    last = "; ".join(f"rank {r}: {line[0] if line else '(nothing)'}" for r, line in said.items())
-    return f"{what} had not ended after {timeout:g} s and was killed; last lines: {last}"
-
-
-def _end_tree(process: subprocess.Popen) -> None:
-    """End a process and all that descend from it: torchrun gives each rank its own session."""
-    if process.poll() is not None:
-        return
-    tree = _descendants(process.pid)
-    process.terminate()  # torchrun passes it on to the ranks
-    try:
-        process.wait(GRACE)
-    except subprocess.TimeoutExpired:
-        tree |= _descendants(process.pid)
-        process.kill()
-        process.wait()
-    for pid in tree:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue  # gone already, as it should be
-
-
-def _descendants(pid: int) -> set[int]:
-    """Return the ids of the children of `pid`, their children, and so on."""
-    children: dict[int, list[int]] = {}
-    for child, parent in _parents():
-        children.setdefault(parent, []).append(child)
-    found, todo = set(), [pid]
-    while todo:
-        for child in children.get(todo.pop(), []):
-            found.add(child)
-            todo.append(child)
-    return found
-
-
-def _parents() -> Iterator[tuple[int, int]]:
-    """Yield (id, id of the parent) of every process."""
-    if not Path("/proc/self/stat").exists():  # macOS
-        command = ["ps", "-A", "-o", "pid=,ppid="]
-        table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        for line in table.splitlines():
-            child, parent = line.split()
-            yield int(child), int(parent)
-        return
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended meanwhile
-        yield int(path.parent.name), int(fields[1])
-
-
 # An imported function, on several ranks
 
 
@@ -390,7 +193,8 @@ def spawn(
     its result must pickle; tensors come back on the CPU. The processes are forked from one that
     has imported torch: the first call takes seconds, the next ones do not. They find a store in
     this process, at a port that the system chose; each computes with one thread, or with
-    env["OMP_NUM_THREADS"]. Prints, RankError and TimeoutError are as those of `torchrun`.
+    env["OMP_NUM_THREADS"]. Prints, RankError and TimeoutError are as those of `torchrun`. For
+    Linux and macOS.
     """
     if ranks < 1:
         raise ValueError(f"expected at least 1 rank, got {ranks}")
@@ -398,7 +202,7 @@ def spawn(
     context = _context()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {**_environment(env), **_launcher_variables(store.port, ranks)}
-    lines = _Lines(echo)
+    lines = Lines(echo)
     start = time.monotonic()
     processes, results, whole = [], [], False
     try:
@@ -423,14 +227,14 @@ def spawn(
     output = lines.output(ranks, time.monotonic() - start)
     failures = [
         # without an exception: what it said last, as a library does before it aborts
-        replace(f, traceback=f.traceback or _last_traceback(output.by_rank[f.rank]))
+        replace(f, traceback=f.traceback or last_traceback(output.by_rank[f.rank]))
         for f in found.values()
         if isinstance(f, Failure)
     ]
     if failures:
         raise RankError(failures, ranks, output)
     if len(found) < ranks:
-        raise TimeoutError(_unfinished(getattr(function, "__name__", "it"), timeout, output))
+        raise TimeoutError(unfinished(getattr(function, "__name__", "it"), timeout, output))
     lines.print_held()
     return [pickle.loads(found[rank]) for rank in range(ranks)]
 
@@ -446,9 +250,8 @@ def _importable(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _context() -> multiprocessing.context.BaseContext:
-    if "forkserver" not in multiprocessing.get_all_start_methods():  # Windows
-        return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
+    # DDP's constructor imports torch._dynamo, which takes longer than torch itself
     context.set_forkserver_preload(["torch", "torch._dynamo", "helpers.distributed"])
     return context
 
@@ -500,7 +303,7 @@ def _inside(error: BaseException) -> Any:
 
 
 def _collect(
-    processes: list[Any], results: list[Connection], lines: _Lines, deadline: float
+    processes: list[Any], results: list[Connection], lines: Lines, deadline: float
 ) -> dict[int, Any]:
     """Wait for every rank's result; after a failure only for a moment."""
     found: dict[int, Any] = {}
@@ -533,10 +336,9 @@ def _end_ranks(processes: list[Any], patience: float) -> None:
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))
     for process in processes:
-        if process.exitcode is None:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:  # it has no session of its own yet
-                process.kill()
+        try:
+            os.killpg(process.pid, signal.SIGKILL)  # with all that it started
+        except ProcessLookupError:  # none is left; or it has no session of its own yet
+            process.kill()
     for process in processes:
         process.join()

@@ -1,7 +1,4 @@
-"""Chapter 14: how jobs of several ranks fail, each small enough to watch, none for ever.
-
-Functions for `helpers.distributed.spawn`: `spawn(rank_dies, 1)`, `spawn(mismatch, "order")`, …
-"""
+"""Chapter 14: how jobs of several ranks fail: killed, hung, disagreeing, never for ever."""
 
 import os
 import signal
@@ -18,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
 from helpers.distributed import process_group
+
+# For `helpers.distributed.spawn`: `spawn(rank_dies, 1)`, `spawn(mismatch, "order")`, …
 
 
 def rank_dies(victim: int, timeout: float = 20.0) -> None:

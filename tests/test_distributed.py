@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from helpers import distributed
+from helpers.ranks import descendants
 from tests import distributed_job as job
 
 PROGRAM = Path(job.__file__)
@@ -56,6 +57,10 @@ def test_results_come_back_rank_by_rank(capsys):
     assert sorted(printed) == [f"[rank {r}] rank {r} of 3" for r in range(3)]
 
 
+def test_groups_one_after_the_other_do_not_read_each_other_s_addresses():
+    assert distributed.spawn(job.many_groups) == [torch.tensor([16.0])] * 2
+
+
 def test_variables_reach_the_ranks(monkeypatch, capsys):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     results = distributed.spawn(job.settings, ranks=2, echo=False)
@@ -90,6 +95,8 @@ def test_a_rank_killed_or_ended():
     with pytest.raises(distributed.RankError, match="SystemExit: 7") as caught:
         distributed.spawn(job.exit_on, 0)
     assert caught.value.rank == 0
+    with pytest.raises(distributed.RankError, match="0 of 1 ended before it had returned\n.*bye"):
+        distributed.spawn(job.leave_early, ranks=1)
 
 
 def test_a_timeout_says_where_each_rank_was_and_leaves_nothing(tmp_path):
@@ -172,12 +179,12 @@ def test_torchrun_names_the_rank_that_was_killed():
 
 
 def test_torchrun_is_ended_after_its_time():
-    before = distributed._descendants(os.getpid())
+    before = descendants(os.getpid())
     with pytest.raises(
         TimeoutError, match="distributed_job.py had not ended after 1 s and was kil"
     ):
         distributed.torchrun(PROGRAM, "hang", timeout=1)
-    assert distributed._descendants(os.getpid()) <= before
+    assert descendants(os.getpid()) <= before
 
 
 def test_torchrun_that_does_not_start():
@@ -187,34 +194,6 @@ def test_torchrun_that_does_not_start():
         RuntimeError, match="(?s)torchrun ended with exit code 2:.*--no-such-option"
     ):
         distributed.torchrun(PROGRAM, options=["--no-such-option"])
-
-
-# ---- who was first: an end is a cause, or follows from another's
-
-
-def failure(rank, line, exitcode=1, **more):
-    text = f"Traceback (most recent call last):\n  File x\n{line}\n" if line else ""
-    return distributed.Failure(rank, exitcode, text, **more)
-
-
-LOST = "RuntimeError: [/gloo/pair.cc:561] Connection closed by peer [127.0.0.1]:2486"
-LATE = "RuntimeError: [/gloo/buffer.cc:78] Timed out waiting 3000ms for recv operation"
-
-
-@pytest.mark.parametrize(
-    "failures",
-    [
-        [failure(1, "ValueError: x", time=9), failure(0, LOST, time=1)],
-        [failure(1, "ValueError: x", time=9), failure(0, LATE, time=1)],
-        [failure(1, LATE, time=9), failure(0, LOST, time=1)],
-        [failure(1, "", -9), failure(0, "ValueError: x")],
-        [failure(1, LOST), failure(0, "ValueError: x", -15)],
-        [failure(1, "ValueError: x", time=1), failure(0, "ValueError: x", time=2)],
-        [failure(1, "ValueError: x", named_first=True), failure(0, "ValueError: x")],
-    ],
-)
-def test_causes_come_before_consequences(failures):
-    assert distributed.RankError(failures[::-1], 2, None).rank == 1
 
 
 # ---- the group
