@@ -168,7 +168,10 @@ def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
     paths = [str(Path.cwd()), *filter(None, sys.path)]
     fixed = {
         "PYTHONUNBUFFERED": "1",
-        "PYTHONIOENCODING": "utf-8",
+        # torchrun 2.15 keeps one store for all its restarts: a rank that starts again quickly finds
+        # there the address of one that has died. Each start gets its own with this:
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "PYTHONUTF8": "1",  # also for torchrun, which passes on what ranks print
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] ",
     }

@@ -16,10 +16,16 @@ def end_of(folder):
 
 
 def same(one, other):
-    return all(
-        a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
-        for a, b in zip(one, other, strict=True)
-    )
+    """Everything of both ranks; but a checkpoint holds the averages of rank 0's BatchNorm only.
+
+    Under DDP rank 1 takes them over at its next step: a job that ended with its last checkpoint,
+    and was then killed, has no next step.
+    """
+    for rank, (a, b) in enumerate(zip(one, other, strict=True)):
+        for key in a.keys() | b.keys():
+            if rank == 0 or ".running_" not in key:
+                assert torch.equal(a[key], b[key]), (rank, key)
+    return True
 
 
 def starts_of(folder):
