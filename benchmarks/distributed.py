@@ -81,7 +81,9 @@ def measure(device: torch.device) -> records.Record:
 
     taken = distributed.spawn(turns, SIZES, REPEATS, ranks=ranks, timeout=1200)
     rows = [row(size, [rank[size] for rank in taken]) for size in SIZES]
-    latency, bandwidth = collectives.fit_network(ranks, SIZES, [r["ring"][1] / 1e3 for r in rows])
+    latency, bandwidth = collectives.fit_network(
+        ranks, SIZES, [r["ring"].median / 1e3 for r in rows]
+    )
     print(f"latency {latency * 1e6:.0f} µs, bandwidth {bandwidth / 1e9:.2f} GB/s", flush=True)
     for line in rows:
         seconds = collectives.ring_seconds(ranks, line["bytes"], latency, bandwidth)

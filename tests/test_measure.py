@@ -76,7 +76,7 @@ def test_all_reduces_in_turns(benchmark, monkeypatch):
     assert record.column("fitted") == [0.2041, 4.394]  # 2 (0.1 ms + half the bytes / 1 GB/s)
     one = [{"ring": [2.0] * 3, "tree": [3.0] * 3, "backend": [1.0] * 3}]
     other = [{"ring": [4.0] * 3, "tree": [3.0] * 3, "backend": [1.0] * 3}]
-    assert module.row(8, one + other)["ring_speed"] == [0.25] * 3
+    assert module.row(8, one + other)["ring_speed"] == (0.25, 0.25, 0.25)
 
 
 def test_an_all_reduce_needs_two_devices(benchmark, monkeypatch):

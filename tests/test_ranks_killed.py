@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers import distributed
-from tests import distributed_job as job
+from tests import killed_job as job
 
 PROGRAM = job.__file__
 
@@ -64,7 +64,7 @@ def by_torchrun(folder, kills):
     words = [word for rank, seconds in kills for word in (rank, round(1000 * seconds))]
     restarts = f"--max-restarts={len(kills)}"
     return distributed.torchrun(
-        *[PROGRAM, "train_by_torchrun", folder, *words],
+        *[PROGRAM, folder, *words],
         **{"options": [restarts, "--monitor-interval=0.1"], "timeout": 500, "echo": False},
     )
 
