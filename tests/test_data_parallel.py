@@ -127,9 +127,13 @@ def test_the_timeline_shows_every_bucket_during_backward(traced):
         assert [r["bucket"] for r in reduced] == [0, 1, 2]
         names = [r["name"] for r in rows if r["kind"] == "backward"]
         assert names.count("MmBackward0") == names.count("AccumulateGrad") == 6
-        # the first bucket starts before the last gradient is computed, the last one cannot
+        # the first bucket is handed over before the last gradient is computed, the last one after;
+        # when a thread of gloo takes it is the operating system's affair
+        launched = [r["start"] for r in rows if r["kind"] == "launch"]
         last = max(r["start"] for r in rows if r["name"] == "MmBackward0")
-        assert reduced[0]["start"] < last <= reduced[-1]["start"]
+        assert len(launched) == 3 and launched[0] < launched[1] < last < launched[2]
+        starts = [r["start"] for r in reduced]
+        assert all(r >= t for r, t in zip(starts, launched, strict=True))
         assert 0 <= data_parallel.hidden_share(rows) <= 1
 
 
