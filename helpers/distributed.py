@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -159,6 +160,53 @@ def torchrun(
         raise RankError(failures, ranks, output)
     lines.print_held()
     return output
+
+
+def torchrun_nodes(
+    program: str | Path, *, nodes: int = 2, ranks: int = 2, timeout: float = 120.0
+) -> list[str]:
+    """Run one `torchrun --nnodes=NODES --node-rank=… --nproc-per-node=RANKS` for each node.
+
+    All of them on this machine, which plays the nodes; they meet at a port that was free a moment
+    ago. Returns what the processes of each node have printed. Raises RuntimeError as soon as a
+    node fails, TimeoutError after `timeout` seconds; no process is left behind.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}"]
+    command += [f"--nproc-per-node={ranks}", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    deadline = time.monotonic() + timeout
+    processes = []
+    with tempfile.TemporaryDirectory(prefix="torchrun-") as folder:
+        try:
+            for node in range(nodes):
+                with (
+                    Path(folder, f"{node}.out").open("wb") as out,
+                    Path(folder, f"{node}.err").open("wb") as err,
+                ):
+                    process = subprocess.Popen(
+                        [*command, f"--node-rank={node}", str(program)],
+                        env=_environment(None),
+                        stdin=subprocess.DEVNULL,
+                        stdout=out,
+                        stderr=err,
+                        start_new_session=True,
+                    )
+                processes.append(process)
+            # a node that is done waits for the others: the first failure has to end them all
+            while None in (codes := [process.poll() for process in processes]) and not any(codes):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{nodes} nodes had not ended after {timeout:g} s")
+                time.sleep(0.05)
+        finally:
+            for process in processes:
+                end_tree(process)
+        for node, code in enumerate(codes):
+            if code:
+                errors = Path(folder, f"{node}.err").read_text("utf-8", "replace")
+                raise RuntimeError(f"node {node} ended with exit code {code}:\n{errors}")
+        return [Path(folder, f"{node}.out").read_text("utf-8") for node in range(nodes)]
 
 
 def _environment(env: Mapping[str, str] | None) -> dict[str, str]:

@@ -156,6 +156,16 @@ def test_torchrun_returns_what_each_rank_printed(capsys):
     assert sorted(printed) == ["[rank 0] rank 0 of 2", "[rank 1] rank 1 of 2"]
 
 
+def test_nodes_are_numbered_and_a_failure_is_raised(tmp_path):
+    program = tmp_path / "node.py"
+    lines = ["import os, sys", "rank = int(os.environ['RANK'])", "print(rank, flush=True)"]
+    program.write_text("\n".join([*lines, "sys.exit(rank // 2)"]), encoding="utf-8")
+    with pytest.raises(TimeoutError, match="1 nodes had not ended after 0.1 s"):
+        distributed.torchrun_nodes(program, nodes=1, timeout=0.1)
+    with pytest.raises(RuntimeError, match=r"(?s)node 1 ended with exit code 1:.*rank +: [23]"):
+        distributed.torchrun_nodes(program)
+
+
 def test_a_traceback_that_a_rank_survived_is_printed(capsys):
     distributed.spawn(job.survive, ranks=1)
     printed = capsys.readouterr().out

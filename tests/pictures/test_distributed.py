@@ -70,7 +70,7 @@ def test_a_number_of_one_rank_and_a_sum():
 
 
 def test_an_unknown_collective():
-    with pytest.raises(ValueError, match="expected a collective, one of broadcast, scatter.*got 'all_mix'"):
+    with pytest.raises(ValueError, match="expected a collective, one of broadcast"):
         pictures.collective("all_mix")
 
 
