@@ -92,9 +92,11 @@ COLLECTIVES = (
 def draw_collective(ax: Axes, operation: str) -> None:
     """Draw what four ranks hold before and after; a color for each rank that a number is from."""
     frame(ax, (-0.7, 14.3), (-0.4, 11.2), equal=False)
+    before, after = collective(operation)
+    highest = 6 + max(map(len, before))
     for rank in range(RANKS):
-        ax.text(3.6 * rank + 1.4, 10.9, f"rank {rank}", ha="center", va="center", color=GRAY)
-    for held, top in zip(collective(operation), (10.0, 3.4), strict=True):
+        ax.text(3.6 * rank + 1.4, highest + 0.9, f"rank {rank}", ha="center", color=GRAY)
+    for held, top in ((before, highest), (after, 3.4)):
         for rank, numbers in enumerate(held):
             for row in range(max(map(len, held))):
                 at = (3.6 * rank + 1.4, top - row)
@@ -142,14 +144,15 @@ def draw_places(ax: Axes, nodes: int, per_node: int) -> None:
 
 
 def draw_buckets(ax: Axes, rows: Sequence[dict[str, Any]]) -> None:
-    """Draw the rows of `helpers.data_parallel.trace_step`: backward, and what is reduced then."""
-    for row in rows:
-        start, width = row["start"] / 1e3, (row["end"] - row["start"]) / 1e3
+    """Draw the rows of `helpers.data_parallel.trace_step`: backward, and below it each bucket."""
+    spans = [(row["start"] / 1e3, (row["end"] - row["start"]) / 1e3) for row in rows]
+    names = ["backward"]
+    for row, span in zip(rows, spans, strict=True):
         if row["kind"] == "backward":
-            ax.broken_barh([(start, width)], (1.1, 0.8), fc=BLUE, ec="white", lw=0.4)
+            ax.broken_barh([span], (-0.4, 0.8), fc=BLUE, ec="white", lw=0.4)
         elif row["kind"] == "reduce":
-            ax.broken_barh([(start, width)], (0.1, 0.8), fc=GREEN, ec=EDGE, lw=0.4)
-            text = {"ha": "center", "va": "center", "size": 8, "color": "white"}
-            ax.text(start + width / 2, 0.5, row["bucket"], **text)
-    ax.set(xlabel="ms", yticks=[0.5, 1.5], yticklabels=["all_reduce", "backward"], ylim=(0, 2))
+            ax.broken_barh([span], (len(names) - 0.4, 0.8), fc=GREEN, ec=EDGE, lw=0.4)
+            names.append(f"bucket {row['bucket']}")
+    ax.set(xlabel="ms", yticks=range(len(names)), yticklabels=names)
     ax.set_xlim(left=0)
+    ax.invert_yaxis()
