@@ -30,12 +30,17 @@ class Output:
 
 
 class RankError(RuntimeError):
-    """A rank failed. `rank`, `exitcode` (-9: killed by signal 9), `traceback`, `output`."""
+    """A rank failed. `rank`, `exitcode` (-9: killed by signal 9), `traceback`, `output`.
+
+    `tracebacks`: for each rank that failed the lines of the program itself, see `own_lines`.
+    """
 
     def __init__(self, failures: Sequence["Failure"], ranks: int, output: Output | None):
         first, *others = sorted(failures, key=Failure.order)
         self.rank, self.exitcode, self.traceback = first.rank, first.exitcode, first.traceback
         self.output = output
+        ordered = sorted(failures, key=lambda failure: failure.rank)
+        self.tracebacks = {f.rank: own_lines(f.traceback) for f in ordered}
         lines = [f"rank {first.rank} of {ranks} {first.how()}", first.traceback.strip()]
         lines += [f"then rank {f.rank} {f.how()}: {f.last_line()}".rstrip(": ") for f in others]
         super().__init__("\n".join(line for line in lines if line))
@@ -114,6 +119,26 @@ def last_traceback(text: str) -> str:
     lines = "".join(f"{TRACEBACK}\n{part}" for part in parts[first:]).splitlines()
     # C++ logs of what follows: [W1122 10:00:00.123 …
     return "\n".join(line for line in lines if not re.match(r"\[[WEI]\d{4} ", line))
+
+
+FRAME = re.compile(r'  File "(?P<path>.*)", line (?P<rest>\d+, in .*)')
+
+
+def own_lines(traceback: str) -> str:
+    """Return `traceback` without what happened inside installed packages, with bare file names."""
+    kept, inside = [], False
+    for line in traceback.splitlines():
+        frame = FRAME.match(line)
+        if frame:
+            path = Path(frame["path"])
+            inside = not {"site-packages", "dist-packages", "torch"}.isdisjoint(path.parts)
+            line = f'  File "{path.name}", line {frame["rest"]}'
+        elif not line.startswith(" "):
+            inside = False
+            line = re.sub(r"\[\S*/([\w.]+:\d+)\]", r"[\1]", line)  # the place in the C++ code
+        if not inside and line.strip(" ~^"):
+            kept.append(line)
+    return "\n".join(kept)
 
 
 # What they print

@@ -1,4 +1,4 @@
-import torch
+from helpers.exercises.distributed import COLLECTIVE, CULPRIT
 
 
 def place(rank, per_node):
@@ -9,58 +9,20 @@ def place_swapped(rank, per_node):
     return rank % per_node, rank // per_node
 
 
-def dealt(rank, ranks, samples):
-    each = -(-samples // ranks)
-    return [(rank + ranks * i) % samples for i in range(each)]
-
-
-def not_repeated(rank, ranks, samples):
-    return list(range(rank, samples, ranks))
-
-
-def in_blocks(rank, ranks, samples):
-    each = -(-samples // ranks)
-    return [(rank * each + i) % samples for i in range(each)]
-
-
-def weighted(means, counts):
-    return sum(m * c for m, c in zip(means, counts, strict=True)) / sum(counts)
-
-
-def mean_of_means(means, counts):
-    return sum(means) / len(means)
-
-
-def cut_sum(held):
-    return list(sum(held).chunk(len(held)))
-
-
-def in_place(held):
-    for other in held[1:]:
-        held[0] += other
-    return list(held[0].chunk(len(held)))
-
-
-def not_added(held):
-    return [tensor.chunk(len(held))[rank] for rank, tensor in enumerate(held)]
-
-
-def not_cut(held):
-    return [torch.stack(held).sum(0)] * len(held)
-
-
 RIGHT = {
     "place": [place, divmod],
-    "rows_of": [dealt],
-    "mean_loss": [weighted],
-    "reduce_scatter": [cut_sum],
+    "collective": [dict(COLLECTIVE)],
+    "exchange": [[200.0, 100.0]],
+    "mean_loss": [[(1 * 10 + 2 * 20 + 3 * 30) / (10 + 20 + 30)] * 3],
+    "culprit": [dict(CULPRIT)],
 }
 WRONG = [
     ("place", place_swapped, "value"),
-    ("rows_of", not_repeated, "expected 5 results"),
-    ("rows_of", in_blocks, "value"),
-    ("mean_loss", mean_of_means, "value is not right"),
-    ("reduce_scatter", in_place, "changed in place"),
-    ("reduce_scatter", not_added, "differ"),
-    ("reduce_scatter", not_cut, "shape"),
+    ("collective", {**COLLECTIVE, "C": "reduce"}, "value"),  # the other ranks need it, too
+    ("collective", {**COLLECTIVE, "D": "all-reduce"}, "value"),
+    ("exchange", [100.0, 200.0], "value"),  # nothing was exchanged
+    ("mean_loss", [2.0] * 3, "value is not right"),  # the mean of the means
+    ("mean_loss", [7 / 3, 2.0, 3.0], "value is not right"),  # only one rank has it
+    ("culprit", {"A": 0, "B": 1, "C": 0}, "value"),  # the one that reported it
+    ("culprit", {"A": 3, "B": 0, "C": 0}, "value"),
 ]
