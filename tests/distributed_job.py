@@ -275,6 +275,19 @@ def ddp_gradients():
     return results
 
 
+def order_of_ddp():
+    """The second backward pass of three layers, a bucket each."""
+    with distributed.process_group(timeout=60):
+        model = nn.Sequential(*[nn.Linear(16, 16, bias=False) for _ in range(3)])
+        model = DistributedDataParallel(model, bucket_cap_mb=1e-4)
+        events = data_parallel.record_order(model)
+        for _ in range(2):
+            model.zero_grad()
+            events.clear()
+            model(torch.ones(2, 16)).sum().backward()
+    return events
+
+
 def trace_ddp():
     """The wire and the clock of DDP steps of a model of three buckets."""
     from torch.distributed.tensor.debug import CommDebugMode  # slow to import

@@ -151,3 +151,12 @@ def test_the_hidden_share_by_hand():
 
 def test_nothing_traced_gives_no_rows():
     assert data_parallel.bucket_rows([]) == []
+
+
+def test_a_bucket_starts_when_its_gradients_are_ready():
+    for events in spawn(job.order_of_ddp):
+        expected = []
+        for bucket, layer in enumerate((2, 1, 0)):  # the last layer's gradient is the first
+            expected.append(f"gradient of {layer}.weight is ready")
+            expected.append(f"all-reduce of bucket {bucket} starts")
+        assert events == expected

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from helpers import distributed
-from helpers.ranks import descendants
+from helpers.ranks import descendants, own_lines
 from tests import distributed_job as job
 
 PROGRAM = Path(job.__file__)
@@ -87,6 +87,27 @@ def test_the_error_of_the_rank_that_failed_first(guilty):
     # the other one, in a line
     assert f"then rank {1 - guilty} failed with exit code 1: RuntimeError: " in text
     assert text.count("Traceback") == 2  # ValueError and its cause
+    own = caught.value.tracebacks
+    assert list(own) == [0, 1]
+    assert 'File "distributed_job.py"' in own[guilty] and "ValueError: no such key" in own[guilty]
+    assert "site-packages" not in own[1 - guilty] and "wrapper" not in own[1 - guilty]
+
+
+def test_a_traceback_without_packages_and_paths():
+    text = """Traceback (most recent call last):
+  File "/home/me/messages.py", line 26, in both_receive
+    dist.recv(tensor, src=other)
+         ^^^^^^^^
+  File "/lib/python3/site-packages/torch/distributed/c10d.py", line 83, in wrapper
+    return func(*args, **kwargs)
+           ~~~~^^^^^^^
+RuntimeError: [/w/third_party/gloo/pair.cc:561] Connection closed by peer [127.0.0.1]:20388."""
+    assert own_lines(text).splitlines() == [
+        "Traceback (most recent call last):",
+        '  File "messages.py", line 26, in both_receive',
+        "    dist.recv(tensor, src=other)",
+        "RuntimeError: [pair.cc:561] Connection closed by peer [127.0.0.1]:20388.",
+    ]
 
 
 def test_a_rank_killed_or_ended():

@@ -1,23 +1,12 @@
 from helpers.exercises.distributed import COLLECTIVE, CULPRIT
 
-
-def place(rank, per_node):
-    return rank // per_node, rank % per_node
-
-
-def place_swapped(rank, per_node):
-    return rank % per_node, rank // per_node
-
-
 RIGHT = {
-    "place": [place, divmod],
     "collective": [dict(COLLECTIVE)],
     "exchange": [[200.0, 100.0]],
     "mean_loss": [[(1 * 10 + 2 * 20 + 3 * 30) / (10 + 20 + 30)] * 3],
     "culprit": [dict(CULPRIT)],
 }
 WRONG = [
-    ("place", place_swapped, "value"),
     ("collective", {**COLLECTIVE, "C": "reduce"}, "value"),  # the other ranks need it, too
     ("collective", {**COLLECTIVE, "D": "all-reduce"}, "value"),
     ("exchange", [100.0, 200.0], "value"),  # nothing was exchanged
