@@ -8,7 +8,7 @@ RIGHT = {
 }
 WRONG = [
     ("collective", {**COLLECTIVE, "C": "reduce"}, "value"),  # the other ranks need it, too
-    ("collective", {**COLLECTIVE, "D": "all-reduce"}, "value"),
+    ("collective", {**COLLECTIVE, "D": "all_reduce"}, "value"),
     ("exchange", [100.0, 200.0], "value"),  # nothing was exchanged
     ("mean_loss", [2.0] * 3, "value is not right"),  # the mean of the means
     ("mean_loss", [7 / 3, 2.0, 3.0], "value is not right"),  # only one rank has it
