@@ -187,7 +187,8 @@ def torchrun_nodes(
                 ):
                     process = subprocess.Popen(
                         [*command, f"--node-rank={node}", str(program)],
-                        env=_environment(None),
+                        # buffered: what a rank prints arrives whole, not mixed with another's
+                        env=_environment({"PYTHONUNBUFFERED": ""}),
                         stdin=subprocess.DEVNULL,
                         stdout=out,
                         stderr=err,

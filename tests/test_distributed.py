@@ -187,6 +187,17 @@ def test_nodes_are_numbered_and_a_failure_is_raised(tmp_path):
         distributed.torchrun_nodes(program)
 
 
+def test_the_lines_of_a_node_are_not_mixed(tmp_path):
+    program = tmp_path / "lines.py"
+    program.write_text(
+        "import os\nfor _ in range(200):\n    print('rank', os.environ['RANK'], 'of', 'two')\n",
+        encoding="utf-8",
+    )
+    (printed,) = distributed.torchrun_nodes(program, nodes=1, ranks=2)
+    expected = ["rank 0 of two"] * 200 + ["rank 1 of two"] * 200
+    assert sorted(printed.splitlines()) == expected
+
+
 def test_a_traceback_that_a_rank_survived_is_printed(capsys):
     distributed.spawn(job.survive, ranks=1)
     printed = capsys.readouterr().out
