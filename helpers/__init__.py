@@ -29,6 +29,7 @@
                        collectives     ring and tree all-reduce, step by step, and what they cost
                        data_parallel   DDP's buckets: counted, and on a timeline with backward
                        failures        a rank dies, hangs, disagrees: how each one shows
+    15_sharding        sharding        FSDP2 and the bytes that each rank holds
 
 Beside the lessons:
 

@@ -8,6 +8,7 @@ Precision = Literal["fp32", "amp", "bf16"]
 OptimizerName = Literal["none", "sgd", "momentum", "adam", "fused adam"]
 Attention = Literal["fused", "matrix"]
 Checkpointing = Literal["none", "blocks"]
+Sharding = Literal["ddp", "zero1", "zero2", "zero3"]
 
 
 def parameter_count(*, vocabulary: int, context: int, layers: int, width: int) -> int:
@@ -233,6 +234,78 @@ def step_bytes(
     }
 
 
+def rank_bytes(
+    *,
+    vocabulary: int,
+    context: int,
+    layers: int,
+    width: int,
+    precision: Precision = "fp32",
+    optimizer: OptimizerName = "adam",
+    sharding: Sharding = "zero3",
+    gpus: int = 1,
+) -> dict[str, dict[str, int]]:
+    """Return what one of several GPUs holds of `helpers.models.GPT` and its optimizer, in bytes.
+
+    {"forward": {"parameters": …, "gathered": …, "gradients": …, "optimizer": …}, …}, at the moments
+
+    block      in forward: the last block computes
+    forward    the loss has just been computed
+    update     after the optimizer's step: what stays, with the gradients
+
+    parameters are those that the optimizer updates; gathered: copies of sharded ones to compute
+    with. Activations are not here: no stage of ZeRO changes those of a GPU (`step_bytes`).
+
+    sharding: "ddp": every GPU has everything. "zero1": each has the optimizer's state of its part
+    (`ZeroRedundancyOptimizer`). "zero2": parameters and gradients in parts, too; what is gathered
+    for forward stays until backward (`fully_shard(…, reshard_after_forward=False)`). "zero3": it
+    is freed after each block (`reshard_after_forward=True`).
+    precision: "amp" with zero2 and zero3 is `MixedPrecisionPolicy(param_dtype=torch.bfloat16,
+    reduce_dtype=torch.float32)`: parts of 4 bytes, gathered copies of 2. Under ddp and zero1 it is
+    autocast, whose copies of weights are in `step_bytes`.
+
+    Parts are taken to be equal. FSDP cuts each tensor along its first dimension and fills up the
+    last part; ZeroRedundancyOptimizer gives away whole tensors (`whole_tensor_shares`). In "zero2"
+    of the ZeRO paper, "gathered" is what it calls parameters, and "parameters" are its master
+    weights, a part of the optimizer's state: Rajbhandari et al., 2020, arXiv:1910.02054.
+    """
+    if min(vocabulary, context, layers, width, gpus) < 1:
+        raise ValueError("every size must be at least 1")
+    count = parameter_count(vocabulary=vocabulary, context=context, layers=layers, width=width)
+    block = 12 * width * width + 13 * width
+    number = {"fp32": 4, "amp": 4, "bf16": 2}[precision]
+    half = {"fp32": 4, "amp": 2, "bf16": 2}[precision]  # of a gathered copy
+
+    whole = number * count
+    states = {"none": 0, "sgd": 0, "momentum": 1, "adam": 2, "fused adam": 2}[optimizer]
+    shards_parameters = sharding in ("zero2", "zero3")
+    parameters = whole / gpus if shards_parameters else whole
+    gradients = whole / gpus if shards_parameters else whole
+    state = states * whole / (1 if sharding == "ddp" else gpus)
+
+    always = {"parameters": parameters, "gathered": 0, "gradients": 0, "optimizer": state}
+    outside = count - layers * block  # embeddings and last norm: FSDP's group of the model itself
+    in_block = {"ddp": 0, "zero1": 0, "zero2": half * count, "zero3": half * (outside + block)}
+    at_loss = {"ddp": 0, "zero1": 0, "zero2": half * count, "zero3": 0}
+    return {
+        "block": {**always, "gathered": in_block[sharding]},
+        "forward": {**always, "gathered": at_loss[sharding]},
+        "update": {**always, "gradients": gradients},
+    }
+
+
+def whole_tensor_shares(sizes: list[int], ranks: int) -> list[int]:
+    """Return how much each rank has when whole tensors are given away: the largest one first,
+
+    each to the rank that has least so far, as `ZeroRedundancyOptimizer` does. A tensor that is
+    larger than an equal part makes its rank's share larger than that.
+    """
+    shares = [0] * ranks
+    for size in sorted(sizes, reverse=True):
+        shares[shares.index(min(shares))] += size
+    return shares
+
+
 def _with_known_words(formula: Callable[..., Any]) -> Callable[..., Any]:
     """Let `formula` refuse a word that is not in its `Literal`, and say which ones are.
 
@@ -254,6 +327,7 @@ def _with_known_words(formula: Callable[..., Any]) -> Callable[..., Any]:
 
 block_bytes = _with_known_words(block_bytes)
 step_bytes = _with_known_words(step_bytes)
+rank_bytes = _with_known_words(rank_bytes)
 
 
 def peak_bytes(**sizes: int | str) -> int:
