@@ -3,9 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
@@ -63,10 +61,10 @@ def bytes_held(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
 class BytesByMoment:
     """Note `bytes_held` during a step: when a module's forward begins, and where `mark` is called.
 
-        with BytesByMoment(model, optimizer, model.blocks) as moments:
-            loss = loss_fn(model, batch)
-            moments.mark("end of forward")
-        moments.found  # [("blocks.0", {"parameters": …, "gathered": …}), …]
+    with BytesByMoment(model, optimizer, model.blocks) as moments:
+        loss = loss_fn(model, batch)
+        moments.mark("end of forward")
+    moments.found  # [("blocks.0", {"parameters": …, "gathered": …}), …]
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, modules: Any = ()):

@@ -20,7 +20,8 @@ SECOND_ORDER = 1.01  # what first order leaves out: products of errors, each abo
 
 aten = torch.ops.aten
 EXACT = {  # views, copies, choices: no rounding
-    "view", "_unsafe_view", "reshape", "permute", "transpose", "t", "unsqueeze", "squeeze", "expand",
+    "view", "_unsafe_view", "reshape", "permute", "transpose", "t", "unsqueeze", "squeeze",
+    "expand",
     "clone", "copy", "alias", "detach", "slice", "select", "cat", "split", "split_with_sizes",
     "unbind", "neg", "abs", "relu", "where", "gather", "embedding", "index", "amax", "max", "full",
     "full_like", "zeros", "zeros_like", "ones_like", "scalar_tensor", "select_scatter",

@@ -1,15 +1,21 @@
 """What ranks do in the tests of chapter 15; importable, for `helpers.distributed.spawn`."""
 
+import functools
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 
-from helpers import distributed, sharding
-from helpers.models import GPT, GPTConfig
+from helpers import distributed, sharding, tensor_parallel
+from helpers.models import GPT, MLP, GPTConfig
+from tests.rounding import bounds
 
 TINY = GPTConfig(vocabulary=12, context=4, layers=2, heads=4, width=8)
 SMALL = GPTConfig(vocabulary=512, context=16, layers=4, heads=4, width=64)
@@ -66,6 +72,18 @@ def curve_of(parameters, model):
 
 def parameters_of(model):
     return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+@functools.cache
+def single_process():
+    """Gradients and losses of one process with the whole batch, and how far rounding goes."""
+    model = gpt()
+    found = {}
+    for name, function in (("gradients", gradients_of), ("curve", curve_of)):
+        value = function(parameters_of(model), model)
+        bound = bounds(functools.partial(function, model=model), parameters_of(model))
+        found[name] = (value, bound) if name == "gradients" else (value, bound[0])
+    return found
 
 
 # ---- FSDP2
@@ -144,3 +162,88 @@ def held_bytes(name, place):
             moments.mark("after step")
         optimizer.zero_grad()
     return dict(moments.found)
+
+
+# ---- tensor parallel
+
+WIDE = (8, 16, 4)  # of a plain MLP
+
+
+def mlp():
+    torch.manual_seed(2)
+    return MLP(*WIDE)
+
+
+@functools.cache  # numbers are not drawn while a function is traced
+def mlp_batch():
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(6, WIDE[0], generator=generator), torch.randn(
+        6, WIDE[-1], generator=generator
+    )
+
+
+def mlp_gradients_of(parameters, model):
+    """Of the parameters and of the input."""
+    parameters = {name: p.requires_grad_() for name, p in parameters.items()}
+    x, y = (t.to(parameters["0.weight"].dtype) for t in mlp_batch())
+    x.requires_grad_()
+    loss = F.mse_loss(functional_call(model, parameters, (x,)), y)
+    return torch.autograd.grad(loss, [x, *parameters.values()])
+
+
+def named_gradients(model):
+    """Whole gradients by name, with q, k and v joined again."""
+    state = {name: p.grad for name, p in model.named_parameters()}
+    whole = sharding.full_tensors(state.values())
+    return tensor_parallel.joined(dict(zip(state, whole, strict=True)))
+
+
+def tensor_parallel_job():
+    found = {"counts": {}}
+    with distributed.process_group(timeout=60) as place:
+        mesh = init_device_mesh("cpu", (place.world_size,), mesh_dim_names=("tensor",))
+
+        plain, (x, y) = mlp(), mlp_batch()
+        by_hand = nn.Sequential(
+            tensor_parallel.ColumnLinear(plain[0]), nn.ReLU(), tensor_parallel.RowLinear(plain[2])
+        )
+        for name, model in (
+            ("by hand", by_hand),
+            ("DTensor", tensor_parallel.parallelize_mlp(mlp(), mesh)),
+        ):
+            inputs = x.clone().requires_grad_()
+            with CommDebugMode() as calls:
+                F.mse_loss(model(inputs), y).backward()
+            found["counts"][name] = calls_of(calls)
+            gradients = [p.grad for p in model.parameters()]
+            found[name] = [inputs.grad, *sharding.full_tensors(gradients)]
+
+        for sequence in (False, True):
+            model = tensor_parallel.parallelize_gpt(gpt(), mesh, sequence=sequence)
+            with CommDebugMode() as calls:
+                loss_of(model, *batch()).backward()
+            found["counts"][sequence] = calls_of(calls)
+            found[sequence] = named_gradients(model)
+            optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+            found[sequence, "curve"] = train(model, optimizer, batch())
+            found[sequence, "local"] = {n: local_shape(p) for n, p in model.named_parameters()}
+
+        if place.world_size == 4:
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+            model = tensor_parallel.parallelize_gpt(gpt(), mesh["tensor"])
+            model = sharding.shard(model, mesh=mesh["data"])
+            mine = part(mesh["data"].get_local_rank(), 2)
+            loss_of(model, *mine).backward()
+            found["2-D"] = named_gradients(model)
+            optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+            found["2-D", "curve"] = train(model, optimizer, mine)
+            found["2-D", "local"] = {n: local_shape(p) for n, p in model.named_parameters()}
+    return found
+
+
+def local_shape(parameter):
+    return tuple(getattr(parameter, "_local_tensor", parameter).shape)
+
+
+def calls_of(calls):
+    return {str(operation).split(".")[-1]: n for operation, n in calls.get_comm_counts().items()}

@@ -1,7 +1,5 @@
 """FSDP2 against one process: gradients, losses, and the bytes of each rank."""
 
-from functools import partial
-
 import pytest
 import torch
 
@@ -9,7 +7,7 @@ from helpers import budget, sharding
 from helpers.distributed import spawn
 from helpers.models import MLP, count_parameters
 from tests import sharding_job as job
-from tests.rounding import UNIT, bounds
+from tests.rounding import UNIT
 
 
 @pytest.fixture(autouse=True)
@@ -27,14 +25,7 @@ def fsdp(request):
 
 @pytest.fixture(scope="module")
 def single():
-    """Gradients and losses of one process with the whole batch, and how far rounding goes."""
-    model = job.gpt()
-    found = {}
-    for name, function in (("gradients", job.gradients_of), ("curve", job.curve_of)):
-        value = function(job.parameters_of(model), model)
-        bound = bounds(partial(function, model=model), job.parameters_of(model))
-        found[name] = (value, bound) if name == "gradients" else (value, bound[0])
-    return found
+    return job.single_process()
 
 
 def test_gradients_are_those_of_one_process(fsdp, single):
