@@ -30,7 +30,8 @@
                        data_parallel   DDP's buckets: counted, and on a timeline with backward
                        failures        a rank dies, hangs, disagrees: how each one shows
     15_sharding        sharding        FSDP2 and the bytes that each rank holds
-                       tensor_parallel layers split by hand and by DTensor; sequence parallel
+                       tensor_parallel  layers split by hand and by DTensor; sequence parallel
+                       pipeline        stages, GPipe and 1F1B as data, and their bubble
 
 Beside the lessons:
 

@@ -9,11 +9,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 
-from helpers import distributed, sharding, tensor_parallel
+from helpers import distributed, pipeline, sharding, tensor_parallel
 from helpers.models import GPT, MLP, GPTConfig
 from tests.rounding import bounds
 
@@ -247,3 +248,59 @@ def local_shape(parameter):
 
 def calls_of(calls):
     return {str(operation).split(".")[-1]: n for operation, n in calls.get_comm_counts().items()}
+
+
+# ---- pipeline
+
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+
+def pipeline_job():
+    """Gradients and losses of the GPT in stages, and the order in which the stages worked."""
+    found = {}
+    with distributed.process_group(timeout=60) as place:
+        rank, ranks = place.rank, place.world_size
+        for name, make in SCHEDULES.items():
+            stage = pipeline.split(gpt(), ranks)[rank]
+            runner = PipelineStage(stage, rank, ranks, place.device)
+            order = record_order(runner)
+            schedule = make(runner, n_microbatches=PARTS, loss_fn=token_loss)
+            optimizer = torch.optim.SGD(stage.parameters(), lr=RATE)
+            losses = []
+            for step in range(STEPS):
+                optimizer.zero_grad()
+                losses.append(pipeline.forward_backward(schedule, rank, ranks, *batch()))
+                if step == 0:
+                    found[name, "own"] = gradients_by_name(stage)
+                pipeline.sum_tied_gradients(stage, rank, ranks)
+                if step == 0:
+                    found[name] = gradients_by_name(stage)
+                    found[name, "order"] = list(order)
+                optimizer.step()
+            found[name, "curve"] = losses
+            found[name, "weights"] = {n: p.detach().clone() for n, p in stage.named_parameters()}
+    return found
+
+
+def token_loss(logits, y):
+    return F.cross_entropy(logits.flatten(0, 1), y.flatten())
+
+
+def gradients_by_name(model):
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def record_order(stage):
+    order = []
+    forward, backward = stage.forward_one_chunk, stage.backward_one_chunk
+
+    def noted_forward(number, *arguments, **options):
+        order.append(pipeline.Action(number, False))
+        return forward(number, *arguments, **options)
+
+    def noted_backward(number, *arguments, **options):
+        order.append(pipeline.Action(number, True))
+        return backward(number, *arguments, **options)
+
+    stage.forward_one_chunk, stage.backward_one_chunk = noted_forward, noted_backward
+    return order
