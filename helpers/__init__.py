@@ -32,6 +32,7 @@
     15_sharding        sharding        FSDP2 and the bytes that each rank holds
                        tensor_parallel  layers split by hand and by DTensor; sequence parallel
                        pipeline        stages, GPipe and 1F1B as data, and their bubble
+                       resharding      checkpoints of parts, for another number of ranks
 
 Beside the lessons:
 

@@ -1,11 +1,16 @@
 """What ranks do in the tests of chapter 15; importable, for `helpers.distributed.spawn`."""
 
 import functools
+import itertools
+import warnings
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -14,8 +19,9 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 
-from helpers import distributed, pipeline, sharding, tensor_parallel
+from helpers import distributed, pipeline, resharding, sharding, tensor_parallel
 from helpers.models import GPT, MLP, GPTConfig
+from helpers.training import TrainConfig, Trainer
 from tests.rounding import bounds
 
 TINY = GPTConfig(vocabulary=12, context=4, layers=2, heads=4, width=8)
@@ -304,3 +310,115 @@ def record_order(stage):
 
     stage.forward_one_chunk, stage.backward_one_chunk = noted_forward, noted_backward
     return order
+
+
+# ---- checkpoints
+
+SAVED, MORE = 3, 2  # steps until the save, and after it
+
+
+def sharded_trainer(ranks, wrap=True, **changes):
+    """Dropout draws from each rank's generator, AdamW has state, the rate follows a schedule."""
+    settings = {"config": replace(TINY, dropout=0.2), "lr": 0.01, "clip_norm": 1.0} | changes
+    model = gpt(settings["config"])
+    if wrap:
+        sharding.shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings["lr"])
+    config = TrainConfig(steps=SAVED + MORE, clip_norm=settings["clip_norm"])
+    return Trainer(model, optimizer, trainer_loss, config)
+
+
+def trainer_loss(model, pair):
+    return loss_of(model, *pair)
+
+
+def batches_of(rank, ranks):
+    """Batch number n of this rank's part, from n = `start` on."""
+
+    def batches_from(start):
+        for number in itertools.count(start):
+            generator = torch.Generator().manual_seed(number)
+            tokens = torch.randint(12, (PARTS, TINY.context + 1), generator=generator)
+            mine = tokens.chunk(ranks)[rank]
+            yield mine[:, :-1], mine[:, 1:]
+
+    return batches_from
+
+
+def whole_state(trainer):
+    """Weights and optimizer state of all ranks together, by name."""
+    model, optimizer = get_state_dict(trainer.model, trainer.optimizer)
+    found = dict(model)
+    for name, entries in optimizer["state"].items():
+        found |= {f"{name} {entry}": value for entry, value in entries.items()}
+    whole = sharding.full_tensors(found.values())
+    return {name: t.detach().clone() for name, t in zip(found, whole, strict=True)}
+
+
+def save_on(folder):
+    """Train with two saves on the way, the second one asynchronous; return states."""
+    found = {}
+    with distributed.process_group(timeout=60) as place:
+        group = dist.new_group(backend="gloo")
+        pending = []
+
+        def watch(trainer, metrics):
+            if trainer.step == SAVED:
+                found["path"] = resharding.save_sharded(trainer, folder, keep=2)
+                found["saved"] = whole_state(trainer)
+            if trainer.step == SAVED + 1:
+                pending.append(resharding.save_sharded_async(trainer, folder, group, keep=2))
+                found["saved later"] = whole_state(trainer)
+                found["before publishing"] = sorted(p.name for p in Path(folder).iterdir())
+
+        trainer = sharded_trainer(place.world_size)
+        torch.manual_seed(10 + place.rank)  # dropout differs between ranks
+        trainer.fit(batches_of(place.rank, place.world_size), [watch])
+        found["async path"] = pending[0].finish()
+        found["end"] = whole_state(trainer)
+        found["plain"] = message(trainer.save, Path(folder, "c.pt"))
+        found["keep"] = message(resharding.save_sharded, trainer, folder, keep=0)
+        blocked = Path(folder, "file")
+        if place.rank == 0:
+            blocked.write_text("no folder")
+        dist.barrier()
+        found["blocked"] = message(resharding.save_sharded, trainer, blocked)
+    return found
+
+
+def load_on(folder, more):
+    """Load the newest step, and on wish train to the end."""
+    found = {"warnings": []}
+    with distributed.process_group(timeout=60) as place:
+        ranks = place.world_size
+        for name, changes in (
+            ("lr", {"lr": 0.02}),
+            ("clip", {"clip_norm": 2.0}),
+            ("width", {"config": replace(TINY, width=16)}),
+        ):
+            other = sharded_trainer(ranks, **changes)
+            before = whole_state(other)
+            found[name] = message(resharding.load_sharded, other, folder)
+            after = whole_state(other)
+            found[name, "unchanged"] = all(torch.equal(after[n], t) for n, t in before.items())
+
+        trainer = sharded_trainer(ranks, wrap=ranks > 1)
+        torch.manual_seed(99)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found["path"] = resharding.load_sharded(trainer, folder)
+        found["warnings"] = [str(w.message) for w in caught if "ranks" in str(w.message)]
+        found["loaded"], found["step"] = whole_state(trainer), trainer.step
+        if more:
+            trainer.fit(batches_of(place.rank, ranks))
+            found["end"] = whole_state(trainer)
+    return found
+
+
+def message(call, *arguments, **options):
+    """The text of the exception that `call` raises; "" if it raises none."""
+    try:
+        call(*arguments, **options)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
