@@ -13,7 +13,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 
 from helpers import checkpoint
 from helpers.training import Trainer
@@ -40,8 +45,7 @@ def save_sharded(trainer: Trainer, folder: str | Path, *, keep: int = 2) -> Path
     Raises FloatingPointError rather than save after a loss that is not finite.
     """
     step = _Step.begin(trainer, folder, keep)
-    step.write_own_file()
-    dcp.save(_tensors(trainer), checkpoint_id=step.part, process_group=None)
+    dcp.save(step.tensors, checkpoint_id=step.part)
     return step.publish(None)
 
 
@@ -68,8 +72,7 @@ def save_sharded_async(
     (`dist.new_group(backend="gloo")`): the thread's collectives must not mix with the training's.
     """
     step = _Step.begin(trainer, folder, keep)
-    step.write_own_file()
-    writing = dcp.async_save(_tensors(trainer), checkpoint_id=step.part, process_group=group)
+    writing = dcp.async_save(step.tensors, checkpoint_id=step.part, process_group=group)
     return PendingSave(step, writing, group)
 
 
@@ -88,17 +91,22 @@ def load_sharded(trainer: Trainer, folder: str | Path) -> Path:
     first = checkpoint.load(path / "rank-0.pt", expected=KEYS)
     same_ranks = first["ranks"] == ranks
     own = checkpoint.load(path / f"rank-{rank}.pt", expected=KEYS) if same_ranks else first
-    tensors = _tensors(trainer)
-    _require_fit(path, trainer, own, tensors)
+    fresh = not trainer.optimizer.state
+    tensors = _tensors(trainer, with_state=own["param_groups"] is not None)
+    try:
+        _require_fit(path, trainer, own, tensors)
+    except ValueError:
+        if fresh:
+            trainer.optimizer.state.clear()
+        raise
 
     dcp.load(tensors, checkpoint_id=path)
-    optimizer_state = {"state": tensors["optimizer"], "param_groups": own["param_groups"]}
-    set_state_dict(
-        trainer.model,
-        trainer.optimizer,
-        model_state_dict=tensors["model"],
-        optim_state_dict=optimizer_state,
-    )
+    set_model_state_dict(trainer.model, tensors["model"])
+    if own["param_groups"] is None:
+        trainer.optimizer.state.clear()
+    else:
+        state = {"state": tensors["optimizer"], "param_groups": own["param_groups"]}
+        set_optimizer_state_dict(trainer.model, trainer.optimizer, state)
     trainer.scaler.load_state_dict(own["scaler"])
     trainer.step, trainer.skipped, trainer.unread = own["step"], 0, []
     trainer.data_seed = own["data_seed"]
@@ -129,14 +137,19 @@ def _steps(folder: Path) -> list[Path]:
 # What is saved
 
 
-def _tensors(trainer: Trainer) -> dict[str, Any]:
+def _tensors(trainer: Trainer, *, with_state: bool) -> dict[str, Any]:
     """Return {"model": {name: tensor}, "optimizer": {name: {"exp_avg": tensor, …}}}.
 
-    The tensors are the model's and the optimizer's own, DTensors where they are sharded. An
-    optimizer that has made no step gets its state by one with a learning rate of 0.
+    The tensors are the model's and the optimizer's own, DTensors where they are sharded.
+    with_state: an optimizer without a state gets one: PyTorch makes a step with a learning rate of
+    0 and gradients of 0, which counts as a step. So only for a load, which overwrites it.
     """
-    model, optimizer = get_state_dict(trainer.model, trainer.optimizer)
-    return {"model": model, "optimizer": optimizer["state"]}
+    tensors = {"model": get_model_state_dict(trainer.model), "optimizer": {}}
+    if with_state:
+        trainer.model.zero_grad(set_to_none=True)  # or PyTorch makes no state
+        state = get_optimizer_state_dict(trainer.model, trainer.optimizer)
+        tensors["optimizer"] = state["state"]
+    return tensors
 
 
 def _kinds(tensors: dict[str, Any]) -> dict[str, str]:
@@ -169,11 +182,12 @@ class _Step:
 
     path: Path
     part: Path
-    state: dict[str, Any]
+    tensors: dict[str, Any]
     keep: int
 
     @classmethod
     def begin(cls, trainer: Trainer, folder: str | Path, keep: int) -> "_Step":
+        """Write what is this rank's own; return what is left to write."""
         if keep < 1:
             raise ValueError(f"expected to keep at least 1 step, got {keep}")
         trainer._read_back()
@@ -187,29 +201,31 @@ class _Step:
             except OSError as error:
                 failure = error
         _raise_together(failure, None)
-        optimizer = get_state_dict(trainer.model, trainer.optimizer)[1]
+
+        has_state = bool(trainer.optimizer.state)  # not before the first step, nor with plain SGD
+        tensors = _tensors(trainer, with_state=has_state)
+        groups = None
+        if has_state:
+            groups = get_optimizer_state_dict(trainer.model, trainer.optimizer)["param_groups"]
         state = {
             "version": FORMAT,
             "torch": str(torch.__version__),
             "ranks": _ranks(),
             "config": trainer._settings(),
             "step": trainer.step,
-            "tensors": _kinds(_tensors(trainer)),
+            "tensors": _kinds(tensors),
             "optimizer_settings": trainer._optimizer_settings,
-            "param_groups": optimizer["param_groups"],
+            "param_groups": groups,
             "scaler": trainer.scaler.state_dict(),
             "data_seed": trainer.data_seed,
             "generators": checkpoint.rng_state(trainer.device),
         }
-        return cls(path, part, state, keep)
-
-    def write_own_file(self) -> None:
-        failure = None
         try:
-            checkpoint.save_atomic(self.state, self.part / f"rank-{_rank()}.pt")
+            checkpoint.save_atomic(state, part / f"rank-{_rank()}.pt")
         except (OSError, ValueError) as error:
             failure = error
         _raise_together(failure, None)
+        return cls(path, part, tensors, keep)
 
     def publish(
         self, group: dist.ProcessGroup | None, failure: BaseException | None = None

@@ -2,15 +2,18 @@
 
 import functools
 import itertools
+import os
+import signal
 import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -315,6 +318,11 @@ def record_order(stage):
 # ---- checkpoints
 
 SAVED, MORE = 3, 2  # steps until the save, and after it
+OPTIMIZERS = {
+    "adamw": (torch.optim.AdamW, {}),
+    "sgd": (torch.optim.SGD, {}),
+    "momentum": (torch.optim.SGD, {"momentum": 0.9}),
+}
 
 
 def sharded_trainer(ranks, wrap=True, **changes):
@@ -323,7 +331,8 @@ def sharded_trainer(ranks, wrap=True, **changes):
     model = gpt(settings["config"])
     if wrap:
         sharding.shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings["lr"])
+    kind, options = OPTIMIZERS[settings.get("kind", "adamw")]
+    optimizer = kind(model.parameters(), lr=settings["lr"], **options)
     config = TrainConfig(steps=SAVED + MORE, clip_norm=settings["clip_norm"])
     return Trainer(model, optimizer, trainer_loss, config)
 
@@ -353,6 +362,56 @@ def whole_state(trainer):
         found |= {f"{name} {entry}": value for entry, value in entries.items()}
     whole = sharding.full_tensors(found.values())
     return {name: t.detach().clone() for name, t in zip(found, whole, strict=True)}
+
+
+def state_of(trainer):
+    """The optimizer's state as it is: `whole_state` gives a state to one that has none."""
+    return {k: v for entries in trainer.optimizer.state.values() for k, v in entries.items()}
+
+
+def save_before_training(folder):
+    """Does a save before the first step change training? And can it be loaded?"""
+    found = {}
+    with distributed.process_group(timeout=60) as place:
+        for name in ("without", "with", "loaded"):
+            for kind in ("adamw", "sgd", "momentum"):
+                trainer = sharded_trainer(place.world_size, kind=kind)
+                torch.manual_seed(place.rank)
+                path = Path(folder, kind)
+                if name == "with":
+                    resharding.save_sharded(trainer, path)
+                if name == "loaded":
+                    trainer.train_step(batches_of(place.rank, place.world_size)(7))
+                    resharding.load_sharded(trainer, path)
+                trainer.fit(batches_of(place.rank, place.world_size))
+                if name == "loaded" and kind != "adamw":  # also one with an own state
+                    resharding.save_sharded(trainer, path)
+                    resharding.load_sharded(trainer, path)
+                found[name, kind] = whole_state(trainer)
+    return found
+
+
+def die_in_save(folder, victim):
+    """Save step 1; at step 2 rank `victim` is killed while it writes."""
+    with distributed.process_group(timeout=20) as place:
+        trainer = sharded_trainer(place.world_size)
+        batches = batches_of(place.rank, place.world_size)(0)
+        trainer.train_step(batches)
+        resharding.save_sharded(trainer, folder)
+        trainer.train_step(batches)
+        if place.rank == victim:
+            dcp.save = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+        resharding.save_sharded(trainer, folder)
+
+
+def save_again(folder):
+    with distributed.process_group(timeout=60) as place:
+        trainer = sharded_trainer(place.world_size)
+        resharding.load_sharded(trainer, folder)
+        step = trainer.step
+        trainer.train_step(batches_of(place.rank, place.world_size)(step))
+        resharding.save_sharded(trainer, folder)
+        return step
 
 
 def save_on(folder):
@@ -397,10 +456,11 @@ def load_on(folder, more):
             ("width", {"config": replace(TINY, width=16)}),
         ):
             other = sharded_trainer(ranks, **changes)
-            before = whole_state(other)
+            before = sharding.full_tensors(get_model_state_dict(other.model).values())
             found[name] = message(resharding.load_sharded, other, folder)
-            after = whole_state(other)
-            found[name, "unchanged"] = all(torch.equal(after[n], t) for n, t in before.items())
+            after = sharding.full_tensors(get_model_state_dict(other.model).values())
+            same = all(map(torch.equal, before, after))
+            found[name, "unchanged"] = same and not state_of(other)
 
         trainer = sharded_trainer(ranks, wrap=ranks > 1)
         torch.manual_seed(99)

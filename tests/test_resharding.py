@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from helpers import resharding
-from helpers.distributed import spawn
+from helpers.distributed import RankError, spawn
 from tests import sharding_job as job
 
 
@@ -82,6 +82,25 @@ def test_a_plain_save_is_refused_and_a_failed_one_raises_on_every_rank(saved):
         assert "NotImplementedError: this model is sharded" in result["plain"]
         assert "expected to keep at least 1 step, got 0" in result["keep"]
         assert result["blocked"].startswith(("NotADirectoryError", "FileExistsError"))
+
+
+def test_a_save_before_training_changes_nothing(tmp_path):
+    """PyTorch gives Adam a state by a step with a rate of 0, which would count as its first."""
+    for result in spawn(job.save_before_training, str(tmp_path), ranks=2):
+        for kind in ("adamw", "sgd", "momentum"):
+            assert_same(result["with", kind], result["without", kind])
+            assert_same(result["loaded", kind], result["without", kind])
+
+
+def test_a_rank_that_is_killed_in_a_save_leaves_the_step_before(tmp_path):
+    with pytest.raises(RankError, match="rank 1 of 2 was killed by signal 9"):
+        spawn(job.die_in_save, str(tmp_path), 1, ranks=2, echo=False)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "step-00000001",
+        "step-00000002.partial",
+    ]
+    assert spawn(job.save_again, str(tmp_path), ranks=2) == [1, 1]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
 
 
 def test_without_a_step_there_is_nothing_to_load(tmp_path):
