@@ -259,7 +259,7 @@ def rank_bytes(
     sharding: "ddp": every GPU has everything. "zero1": each has the optimizer's state of its part
     (`ZeroRedundancyOptimizer`). "zero2": parameters and gradients in parts, too; what is gathered
     for forward stays until backward (`fully_shard(…, reshard_after_forward=False)`). "zero3": it
-    is freed after each block (`reshard_after_forward=True`).
+    is freed after each block, the default; True would also free embeddings and last norm.
     precision: "amp" with zero2 and zero3 is `MixedPrecisionPolicy(param_dtype=torch.bfloat16,
     reduce_dtype=torch.float32)`: parts of 4 bytes, gathered copies of 2. Under ddp and zero1 it is
     autocast, whose copies of weights are in `step_bytes`.
@@ -278,19 +278,129 @@ def rank_bytes(
 
     whole = number * count
     states = {"none": 0, "sgd": 0, "momentum": 1, "adam": 2, "fused adam": 2}[optimizer]
-    shards_parameters = sharding in ("zero2", "zero3")
-    parameters = whole / gpus if shards_parameters else whole
-    gradients = whole / gpus if shards_parameters else whole
-    state = states * whole / (1 if sharding == "ddp" else gpus)
-
-    always = {"parameters": parameters, "gathered": 0, "gradients": 0, "optimizer": state}
-    outside = count - layers * block  # embeddings and last norm: FSDP's group of the model itself
-    in_block = {"ddp": 0, "zero1": 0, "zero2": half * count, "zero3": half * (outside + block)}
-    at_loss = {"ddp": 0, "zero1": 0, "zero2": half * count, "zero3": 0}
+    sharded = sharding in ("zero2", "zero3")
+    always = {
+        "parameters": whole / gpus if sharded else whole,
+        "gathered": 0,
+        "gradients": 0,
+        "optimizer": states * whole / (1 if sharding == "ddp" else gpus),
+    }
+    # embeddings and last norm, FSDP's group of the model itself, stay for backward in both
+    outside = half * (count - layers * block)
+    in_block = {"ddp": 0, "zero1": 0, "zero2": half * count, "zero3": outside + half * block}
+    at_loss = {"ddp": 0, "zero1": 0, "zero2": half * count, "zero3": outside}
     return {
         "block": {**always, "gathered": in_block[sharding]},
         "forward": {**always, "gathered": at_loss[sharding]},
-        "update": {**always, "gradients": gradients},
+        "update": {**always, "gradients": whole / gpus if sharded else whole},
+    }
+
+
+def rank_step_bytes(
+    *,
+    vocabulary: int,
+    context: int,
+    layers: int,
+    heads: int,
+    width: int,
+    micro_batch: int,
+    precision: Precision = "fp32",
+    optimizer: OptimizerName = "adam",
+    attention: Attention = "fused",
+    checkpointing: Checkpointing = "none",
+    sharding: Sharding = "zero3",
+    gpus: int = 1,
+) -> dict[str, dict[str, int]]:
+    """Return what one of several GPUs holds at the moments of `step_bytes`, in bytes.
+
+    As there, without accumulation, and with the parts of `rank_bytes`. Under zero2 and zero3
+    "buckets" is what FSDP sends and receives with: in backward of a block the next one is being
+    gathered, and the gradients of the one before are reduced. How long these buffers live depends
+    on the network. Here all are alive at once, so for backward this is an estimate, from above.
+    """
+    states = rank_bytes(
+        vocabulary=vocabulary,
+        context=context,
+        layers=layers,
+        width=width,
+        precision=precision,
+        optimizer=optimizer,
+        sharding=sharding,
+        gpus=gpus,
+    )
+    sharded = sharding in ("zero2", "zero3")
+    plain = step_bytes(
+        vocabulary=vocabulary,
+        context=context,
+        layers=layers,
+        heads=heads,
+        width=width,
+        micro_batch=micro_batch,
+        # MixedPrecisionPolicy computes all in 16 bits; autocast leaves norms and x in 32
+        precision="bf16" if sharded and precision == "amp" else precision,
+        optimizer=optimizer,
+        attention=attention,
+        checkpointing=checkpointing,
+        gpus=1 if sharded else gpus,
+    )
+    update = {
+        **plain["update"],
+        **states["update"],
+        "temporary": states["update"]["parameters"] if optimizer == "adam" else 0,
+    }
+    if sharding == "zero1":
+        update = {**update, "temporary": update["temporary"] / gpus}
+    if not sharded:
+        kept = {"gathered": 0, "optimizer": states["update"]["optimizer"]}
+        return {
+            "forward": {**plain["forward"], **kept},
+            "loss": {**plain["loss"], **kept},
+            "head": {**plain["head"], **kept},
+            "last block": {**plain["last block"], **kept},
+            "first block": {**plain["first block"], **kept},
+            "embeddings": {**plain["embeddings"], **kept},
+            "update": update,
+        }
+
+    number = {"fp32": 4, "amp": 4, "bf16": 2}[precision]
+    half = {"fp32": 4, "amp": 2, "bf16": 2}[precision]
+    block = 12 * width * width + 13 * width
+    matrix = vocabulary * width
+    outside = matrix + context * width + 2 * width
+    reduced = number * layers * block / gpus  # gradients of blocks that are done
+    # the next block twice: as it was received, and cut into its tensors; the gradients of a block
+    # as they were computed, and as they are sent
+    next_block = half * block if layers > 1 else 0
+    sent = (half + number) * block
+    # where blocks are gathered anew; and where the last of them computes, or the first
+    again = half * block if sharding == "zero3" else 0
+    buffers = sent + (2 * next_block if sharding == "zero3" else 0)
+    return {
+        "forward": {**plain["forward"], **states["forward"]},
+        "loss": {**plain["loss"], **states["forward"]},
+        "head": {**plain["head"], **states["forward"]},
+        "last block": {
+            **plain["last block"],
+            **states["forward"],
+            "gathered": states["forward"]["gathered"] + again,
+            "gradients": half * matrix,
+            "buckets": buffers,
+        },
+        "first block": {
+            **plain["first block"],
+            **states["forward"],
+            "gathered": half * (outside + block),
+            "gradients": half * matrix + reduced * (layers - 1) / layers,
+            "buckets": sent,
+        },
+        "embeddings": {
+            **plain["embeddings"],
+            **states["forward"],
+            "gathered": half * outside,
+            "gradients": half * outside + reduced,
+            "buckets": number * outside + sent,
+        },
+        "update": update,
     }
 
 
@@ -328,6 +438,7 @@ def _with_known_words(formula: Callable[..., Any]) -> Callable[..., Any]:
 block_bytes = _with_known_words(block_bytes)
 step_bytes = _with_known_words(step_bytes)
 rank_bytes = _with_known_words(rank_bytes)
+rank_step_bytes = _with_known_words(rank_step_bytes)
 
 
 def peak_bytes(**sizes: int | str) -> int:

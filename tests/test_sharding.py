@@ -5,7 +5,7 @@ import torch
 
 from helpers import budget, sharding
 from helpers.distributed import spawn
-from helpers.models import MLP, count_parameters
+from helpers.models import MLP
 from tests import sharding_job as job
 from tests.rounding import UNIT
 
@@ -31,14 +31,14 @@ def single():
 def test_gradients_are_those_of_one_process(fsdp, single):
     _, results = fsdp
     for result in results:
-        for name in ("freed", "kept", "offload"):
+        for name in ("default", "freed", "kept", "offload"):
             for got, want, bound in zip(
                 result["gradients"][name], *single["gradients"], strict=True
             ):
                 assert ((got - want).abs() <= 2 * bound).all()
 
 
-@pytest.mark.parametrize("name", ["freed", "kept", "offload", "mixed"])
+@pytest.mark.parametrize("name", ["default", "freed", "kept", "offload", "mixed"])
 def test_gradients_are_the_mean_of_the_parts(fsdp, name):
     """n - 1 additions of n numbers; with two ranks there is one order, so not a bit differs."""
     ranks, results = fsdp
@@ -71,33 +71,84 @@ def test_the_bounds_notice_a_lost_sequence(single):
     assert all(((p.grad - want).abs() > 2 * bound).any() for p, want, bound in lost)
 
 
-STAGES = {"ddp": "ddp", "zero1": "zero1", "kept": "zero2", "freed": "zero3", "mixed": "zero3"}
+STAGES = {"ddp": "ddp", "zero1": "zero1", "kept": "zero2", "default": "zero3", "mixed": "zero3"}
 MOMENTS = {"blocks.3": "block", "end of forward": "forward", "after step": "update"}
+SIZES = {name: getattr(job.SMALL, name) for name in ("vocabulary", "context", "layers", "width")}
+
+
+def precision(name):
+    return "amp" if name == "mixed" else "fp32"
 
 
 @pytest.mark.parametrize("name", STAGES)
 def test_bytes_of_each_rank_are_those_of_the_formula(fsdp, name):
     ranks, results = fsdp
-    config = job.SMALL
-    sizes = {"vocabulary": config.vocabulary, "context": config.context}
-    sizes |= {"layers": config.layers, "width": config.width}
-    predicted = budget.rank_bytes(
-        **sizes,
-        sharding=STAGES[name],
-        gpus=ranks,
-        precision="amp" if name == "mixed" else "fp32",
-    )
+    setting = SIZES | {"sharding": STAGES[name], "gpus": ranks, "precision": precision(name)}
+    predicted = budget.rank_bytes(**setting)
     for result in results:
         for moment, key in MOMENTS.items():
             prefix = "module." if name in ("ddp", "zero1") and "blocks" in moment else ""
-            held = result["bytes"][name][prefix + moment]
-            want = dict(predicted[key])
-            if name == "mixed" and key == "forward":  # by default the model's own group is kept
-                block = count_parameters(job.gpt(config).blocks[0])
-                want["gathered"] = 2 * (count_parameters(job.gpt(config)) - config.layers * block)
+            held, want = result["bytes"][name][prefix + moment], predicted[key]
             assert held == pytest.approx(want, rel=0.02), (moment, held, want)
             if name not in ("ddp", "zero1"):  # every dimension can be divided here: exact
                 assert held | {"optimizer": 0} == want | {"optimizer": 0}
+
+
+def test_what_reshard_after_forward_true_frees(fsdp):
+    """Also the group of the model itself."""
+    _, results = fsdp
+    for result in results:
+        freed, default = result["bytes"]["freed"], result["bytes"]["default"]
+        assert freed["blocks.3"] == default["blocks.3"]
+        assert freed["end of forward"]["gathered"] == 0
+        assert default["end of forward"]["gathered"] > 0
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_step_of_each_rank_is_that_of_the_formula(fsdp, name):
+    ranks, results = fsdp
+    setting = SIZES | {"sharding": STAGES[name], "gpus": ranks, "precision": precision(name)}
+    predicted = budget.rank_step_bytes(
+        **setting, heads=job.SMALL.heads, micro_batch=job.PARTS // ranks
+    )
+    forward, tokens = predicted["forward"], job.PARTS // ranks * job.SMALL.context
+    saved = forward["activations"] + forward["loss"] - 2 * 8 * tokens  # without the batch
+    for result in results:
+        found = result["bytes"][name]
+        assert found["activations"] == pytest.approx(saved, abs=64)
+        if name in ("ddp", "zero1"):
+            peak = max(sum(parts.values()) for parts in predicted.values())
+            assert found["peak"] + forward["buckets"] == pytest.approx(peak, rel=0.01)
+        else:
+            held = sum(found["end of forward"].values())
+            assert held + saved + 16 * tokens == pytest.approx(sum(forward.values()), abs=512)
+
+
+def test_activations_are_the_same_under_every_stage():
+    setting = SIZES | {"heads": 4, "micro_batch": 2, "gpus": 4}
+    steps = [
+        budget.rank_step_bytes(**setting, sharding=stage)
+        for stage in ("ddp", "zero1", "zero2", "zero3")
+    ]
+    for moment in steps[0]:
+        assert len({step[moment]["activations"] for step in steps}) == 1
+    states = [sum(step["update"][p] for p in ("parameters", "optimizer")) for step in steps]
+    assert states[0] > states[1] > states[2] == states[3]
+
+
+def test_on_one_gpu_a_stage_changes_nothing_that_stays():
+    one = budget.step_bytes(**SIZES, heads=4, micro_batch=2)
+    for stage in ("ddp", "zero1"):
+        assert budget.rank_step_bytes(**SIZES, heads=4, micro_batch=2, sharding=stage) == {
+            moment: parts | {"gathered": 0} for moment, parts in one.items()
+        }
+
+
+def test_words_and_sizes_that_no_training_has_are_refused():
+    with pytest.raises(ValueError, match="sharding must be one of .*'zero3'.*, got 'fsdp'"):
+        budget.rank_bytes(**SIZES, sharding="fsdp")
+    with pytest.raises(ValueError, match="every size must be at least 1"):
+        budget.rank_bytes(**SIZES, gpus=0)
 
 
 def test_whole_tensors_are_given_away_as_zero_redundancy_optimizer_does(fsdp):
