@@ -279,11 +279,12 @@ def rank_bytes(
     whole = number * count
     states = {"none": 0, "sgd": 0, "momentum": 1, "adam": 2, "fused adam": 2}[optimizer]
     sharded = sharding in ("zero2", "zero3")
+    part = (whole + gpus - 1) // gpus
     always = {
-        "parameters": whole / gpus if sharded else whole,
+        "parameters": part if sharded else whole,
         "gathered": 0,
         "gradients": 0,
-        "optimizer": states * whole / (1 if sharding == "ddp" else gpus),
+        "optimizer": states * (whole if sharding == "ddp" else part),
     }
     # embeddings and last norm, FSDP's group of the model itself, stay for backward in both
     outside = half * (count - layers * block)
@@ -292,7 +293,7 @@ def rank_bytes(
     return {
         "block": {**always, "gathered": in_block[sharding]},
         "forward": {**always, "gathered": at_loss[sharding]},
-        "update": {**always, "gradients": whole / gpus if sharded else whole},
+        "update": {**always, "gradients": part if sharded else whole},
     }
 
 
@@ -349,7 +350,7 @@ def rank_step_bytes(
         "temporary": states["update"]["parameters"] if optimizer == "adam" else 0,
     }
     if sharding == "zero1":
-        update = {**update, "temporary": update["temporary"] / gpus}
+        update = {**update, "temporary": (update["temporary"] + gpus - 1) // gpus}
     if not sharded:
         kept = {"gathered": 0, "optimizer": states["update"]["optimizer"]}
         return {
@@ -367,7 +368,7 @@ def rank_step_bytes(
     block = 12 * width * width + 13 * width
     matrix = vocabulary * width
     outside = matrix + context * width + 2 * width
-    reduced = number * layers * block / gpus  # gradients of blocks that are done
+    reduced = number * block // gpus  # the gradients of a block that is done
     # the next block twice: as it was received, and cut into its tensors; the gradients of a block
     # as they were computed, and as they are sent
     next_block = half * block if layers > 1 else 0
@@ -390,14 +391,14 @@ def rank_step_bytes(
             **plain["first block"],
             **states["forward"],
             "gathered": half * (outside + block),
-            "gradients": half * matrix + reduced * (layers - 1) / layers,
+            "gradients": half * matrix + reduced * (layers - 1),
             "buckets": sent,
         },
         "embeddings": {
             **plain["embeddings"],
             **states["forward"],
             "gathered": half * outside,
-            "gradients": half * outside + reduced,
+            "gradients": half * outside + reduced * layers,
             "buckets": number * outside + sent,
         },
         "update": update,
