@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -130,7 +130,8 @@ def parallelize_gpt(model: GPT, mesh: DeviceMesh, *, sequence: bool = False) -> 
     Between blocks each rank has all of x. sequence=True gives each rank T / n of the tokens there,
     so that norms and residuals are not computed n times: an all-reduce becomes a reduce-scatter
     and an all-gather, which send as much (Korthikanti et al., 2022: arXiv:2205.05198). Embeddings,
-    last norm and head stay whole on every rank. `block.qkv` becomes three layers (`SplitQKV`).
+    last norm and head stay whole on every rank, as DTensors too, or no norm could be taken of all
+    gradients together. `block.qkv` becomes three layers (`SplitQKV`).
     Raises ValueError where n does not divide the heads.
     """
     ranks = mesh.size()
@@ -138,6 +139,10 @@ def parallelize_gpt(model: GPT, mesh: DeviceMesh, *, sequence: bool = False) -> 
         raise ValueError(f"{model.config.heads} heads cannot be split over {ranks} ranks")
     for block in model.blocks:
         _parallelize_block(block, mesh, sequence)
+    for whole in (model.tokens, model.positions, model.norm):
+        _replicate(whole, mesh)
+    model.head.weight = model.tokens.weight  # tied, as before: the DTensor is another parameter
+    _replicate(model.head, mesh)
     if sequence:
         split = PrepareModuleInput(
             input_layouts=Replicate(), desired_input_layouts=Shard(1), use_local_output=True
@@ -163,9 +168,24 @@ def _parallelize_block(block: Block, mesh: DeviceMesh, sequence: bool) -> None:
     }
     if sequence:
         plan |= {"norm1": SequenceParallel(), "norm2": SequenceParallel()}
+    else:
+        _replicate(block.norm1, mesh)
+        _replicate(block.norm2, mesh)
     block.qkv = SplitQKV(block.qkv)
     block.config = replace(block.config, heads=block.config.heads // mesh.size())
     parallelize_module(block, mesh, plan)
+
+
+def _replicate(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Make its parameters DTensors of which every rank has all; plain tensors go in and out."""
+
+    def enter(_: nn.Module, inputs: tuple, mesh: DeviceMesh) -> tuple:
+        return tuple(DTensor.from_local(x, mesh, [Replicate()], run_check=False) for x in inputs)
+
+    def leave(_: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
+        return output.to_local()
+
+    distribute_module(module, mesh, input_fn=enter, output_fn=leave)
 
 
 class SplitQKV(nn.Module):

@@ -267,6 +267,8 @@ def tensor_parallel_job():
             found[sequence] = named_gradients(model)
             optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
             found[sequence, "curve"] = train(model, optimizer, batch())
+            model = tensor_parallel.parallelize_gpt(gpt(), mesh, sequence=sequence)
+            found[sequence, "trainer"] = trained_norms(model, batch())
             found[sequence, "local"] = {n: local_shape(p) for n, p in model.named_parameters()}
 
         if place.world_size == 4:
@@ -279,7 +281,21 @@ def tensor_parallel_job():
             optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
             found["2-D", "curve"] = train(model, optimizer, mine)
             found["2-D", "local"] = {n: local_shape(p) for n, p in model.named_parameters()}
+            found["2-D", "trainer"] = trained_norms(
+                sharding.shard(
+                    tensor_parallel.parallelize_gpt(gpt(), mesh["tensor"], sequence=True),
+                    mesh=mesh["data"],
+                ),
+                mine,
+            )
     return found
+
+
+def trained_norms(model, mine):
+    """The Trainer with clipping: the norms that it measures in two steps."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    trainer = Trainer(model, optimizer, trainer_loss, TrainConfig(steps=2, clip_norm=0.5))
+    return [trainer.train_step(iter([mine]))["grad_norm"] for _ in range(2)]
 
 
 def local_shape(parameter):

@@ -12,7 +12,7 @@ from helpers import tensor_parallel
 from helpers.distributed import spawn
 from helpers.models import GPT, GPTConfig
 from tests import sharding_job as job
-from tests.rounding import bounds
+from tests.rounding import UNIT, bounds
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +82,21 @@ def test_the_gpt_is_that_of_one_process(ranks, single, way):
         want, bound = single["curve"]
         assert torch.equal(result[way, "curve"], results[0][way, "curve"])
         assert ((result[way, "curve"] - want).abs() <= 2 * bound).all()
+
+
+@pytest.mark.parametrize("way", [False, True, "2-D"], ids=["whole", "sequence", "2-D"])
+def test_the_trainer_clips_by_the_norm_of_one_process(ranks, single, way):
+    _, results = ranks
+    gradients, gradient_bounds = single["gradients"]
+    want = torch.stack([g.double().norm() for g in gradients]).norm()
+    # by the triangle inequality; then the sum of the squares, and its root
+    slack = 2 * torch.stack([b.norm() for b in gradient_bounds]).norm()
+    slack += sum(g.numel() for g in gradients) * UNIT * want
+    for result in results:
+        if (way, "trainer") in result:
+            first, second = result[way, "trainer"]
+            assert abs(first - want) <= slack and 0 < second != first
+            assert torch.equal(first, results[0][way, "trainer"][0])
 
 
 def test_the_collectives_of_a_step(ranks):
