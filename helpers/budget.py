@@ -277,7 +277,7 @@ def rank_bytes(
     half = {"fp32": 4, "amp": 2, "bf16": 2}[precision]  # of a gathered copy
 
     whole = number * count
-    states = {"none": 0, "sgd": 0, "momentum": 1, "adam": 2, "fused adam": 2}[optimizer]
+    states = {"none": 0, "sgd": 0, "momentum": 1, "fused adam": 2, "adam": 2}[optimizer]
     sharded = sharding in ("zero2", "zero3")
     part = (whole + gpus - 1) // gpus
     always = {

@@ -60,6 +60,9 @@ class PendingSave:
     def finish(self) -> Path:
         """Wait until all ranks have written, then do what ends `save_sharded`; return the path."""
         failure = self.writing.exception()
+        if failure is not None:
+            # as text: not every exception can travel to the other ranks
+            failure = RuntimeError(f"rank {_rank()} could not write {self.step.path}: {failure}")
         return self.step.publish(self.group, failure)
 
 
@@ -86,16 +89,22 @@ def load_sharded(trainer: Trainer, folder: str | Path) -> Path:
 
     DCP reads `.metadata` with pickle, which can run code: load no folder of a stranger's.
     """
-    path = newest(folder)
-    rank, ranks = _rank(), _ranks()
-    first = checkpoint.load(path / "rank-0.pt", expected=KEYS)
-    same_ranks = first["ranks"] == ranks
-    own = checkpoint.load(path / f"rank-{rank}.pt", expected=KEYS) if same_ranks else first
+    failure, ranks = None, _ranks()
     fresh = not trainer.optimizer.state
-    tensors = _tensors(trainer, with_state=own["param_groups"] is not None)
     try:
+        path = newest(folder)
+        first = checkpoint.load(path / "rank-0.pt", expected=KEYS)
+        same_ranks = first["ranks"] == ranks
+        own = first
+        if same_ranks:
+            own = checkpoint.load(path / f"rank-{_rank()}.pt", expected=KEYS)
+        tensors = _tensors(trainer, with_state=own["param_groups"] is not None)
         _require_fit(path, trainer, own, tensors)
-    except ValueError:
+    except (OSError, ValueError) as error:
+        failure = error
+    try:
+        _raise_together(failure, None)
+    except (OSError, ValueError):
         if fresh:
             trainer.optimizer.state.clear()
         raise
@@ -146,7 +155,8 @@ def _tensors(trainer: Trainer, *, with_state: bool) -> dict[str, Any]:
     """
     tensors = {"model": get_model_state_dict(trainer.model), "optimizer": {}}
     if with_state:
-        trainer.model.zero_grad(set_to_none=True)  # or PyTorch makes no state
+        if not trainer.optimizer.state:
+            trainer.model.zero_grad(set_to_none=True)  # or PyTorch makes no state
         state = get_optimizer_state_dict(trainer.model, trainer.optimizer)
         tensors["optimizer"] = state["state"]
     return tensors
@@ -235,14 +245,22 @@ class _Step:
         if _rank() == 0:
             try:
                 if self.path.exists():  # saved twice at one step: the new one counts
-                    shutil.rmtree(self.path)
+                    _remove(self.path)
                 os.replace(self.part, self.path)
                 for old in _steps(self.path.parent)[: -self.keep]:
-                    shutil.rmtree(old)
+                    _remove(old)
             except OSError as error:
                 failure = error
         _raise_together(failure, group)
         return self.path
+
+
+def _remove(step: Path) -> None:
+    """Remove a complete step: first its name, or a half-removed one would pass for complete."""
+    leaving = step.with_name(f"{step.name}.removed")
+    shutil.rmtree(leaving, ignore_errors=True)  # of a run that was killed here
+    os.replace(step, leaving)
+    shutil.rmtree(leaving)
 
 
 def _raise_together(failure: BaseException | None, group: dist.ProcessGroup | None) -> None:

@@ -3,8 +3,10 @@
 import functools
 import itertools
 import os
+import shutil
 import signal
 import warnings
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -411,6 +413,38 @@ def whole_state(trainer):
     return {name: t.detach().clone() for name, t in zip(found, whole, strict=True)}
 
 
+def mesh_trainer(ranks):
+    """With 4 ranks a mesh of 2 × 2, FSDP and tensor parallel; with 2, tensor parallel alone."""
+    shape = (ranks // 2, 2)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor"))
+    model = tensor_parallel.parallelize_gpt(gpt(), mesh["tensor"])
+    if ranks > 2:
+        sharding.shard(model, mesh=mesh["data"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    trainer = Trainer(model, optimizer, trainer_loss, TrainConfig(steps=9))
+    mine = part(mesh["data"].get_local_rank(), ranks // 2)
+    return trainer, mine
+
+
+def save_mesh(folder):
+    with distributed.process_group(timeout=60) as place:
+        trainer, mine = mesh_trainer(place.world_size)
+        trainer.train_step(iter([mine]))
+        resharding.save_sharded(trainer, folder)
+        return whole_state(trainer)
+
+
+def load_mesh(folder):
+    with distributed.process_group(timeout=60) as place:
+        trainer, mine = mesh_trainer(place.world_size)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the random numbers, tested elsewhere
+            resharding.load_sharded(trainer, folder)
+        loaded = whole_state(trainer)
+        trainer.train_step(iter([mine]))
+        return loaded
+
+
 def state_of(trainer):
     """The optimizer's state as it is: `whole_state` gives a state to one that has none."""
     return {k: v for entries in trainer.optimizer.state.values() for k, v in entries.items()}
@@ -481,9 +515,24 @@ def save_on(folder):
         torch.manual_seed(10 + place.rank)  # dropout differs between ranks
         trainer.fit(batches_of(place.rank, place.world_size), [watch])
         found["async path"] = pending[0].finish()
+        if place.rank == 0:  # kept: what follows may remove it
+            shutil.copytree(folder, f"{folder} kept")
         found["end"] = whole_state(trainer)
         found["plain"] = message(trainer.save, Path(folder, "c.pt"))
         found["keep"] = message(resharding.save_sharded, trainer, folder, keep=0)
+        trainer.step += 1
+        step = resharding._Step.begin(trainer, folder, 2)
+        failed = Future()
+        if place.rank == 2:
+            failed.set_exception(OSError("No space left on device"))
+        else:
+            failed.set_result(None)
+        found["failed"] = message(resharding.PendingSave(step, failed, group).finish)
+        trainer.step -= 1
+        resharding.save_sharded(trainer, folder)  # step 3 has to go
+        found["twice"] = resharding.save_sharded(trainer, folder).name
+        found["steps"] = sorted(p.name for p in Path(folder).iterdir())
+        dist.barrier()
         blocked = Path(folder, "file")
         if place.rank == 0:
             blocked.write_text("no folder", encoding="ascii")
@@ -520,6 +569,11 @@ def load_on(folder, more):
             trainer.fit(batches_of(place.rank, ranks))
             found["end"] = whole_state(trainer)
     return found
+
+
+def load_damaged(folder):
+    with distributed.process_group(timeout=20) as place:
+        return message(resharding.load_sharded, sharded_trainer(place.world_size), folder)
 
 
 def message(call, *arguments, **options):

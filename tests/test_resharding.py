@@ -1,5 +1,8 @@
 """Checkpoints of sharded training: the same bits on as many ranks, and on fewer."""
 
+import re
+import shutil
+
 import pytest
 import torch
 
@@ -11,7 +14,8 @@ from tests import sharding_job as job
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run one"
-    return folder, spawn(job.save_on, str(folder), ranks=4)
+    results = spawn(job.save_on, str(folder), ranks=4)
+    return folder.with_name("run one kept"), results
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +56,7 @@ def test_other_ranks_are_told_of_their_random_numbers(loaded):
 def test_a_save_in_the_background_holds_the_step_at_which_it_began(saved):
     folder, results = saved
     for result in results:
-        assert result["async path"] == folder / "step-00000004"
+        assert result["async path"] == folder.with_name("run one") / "step-00000004"
         assert "step-00000004" not in result["before publishing"]
         assert not torch.equal(
             result["saved later"]["tokens.weight"], result["end"]["tokens.weight"]
@@ -61,7 +65,7 @@ def test_a_save_in_the_background_holds_the_step_at_which_it_began(saved):
 
 def test_what_is_in_the_folder(saved):
     folder, _ = saved
-    assert sorted(p.name for p in folder.iterdir()) == ["file", "step-00000003", "step-00000004"]
+    assert sorted(p.name for p in folder.iterdir()) == ["step-00000003", "step-00000004"]
     names = {p.name for p in (folder / "step-00000003").iterdir()}
     assert {".metadata", *(f"rank-{r}.pt" for r in range(4))} <= names
     assert {f"__{r}_0.distcp" for r in range(4)} <= names
@@ -81,6 +85,10 @@ def test_a_plain_save_is_refused_and_a_failed_one_raises_on_every_rank(saved):
     for result in results:
         assert "NotImplementedError: this model is sharded" in result["plain"]
         assert "expected to keep at least 1 step, got 0" in result["keep"]
+        text = "RuntimeError: rank 2 could not write .*step-00000006: No space left on device"
+        assert re.match(text, result["failed"])
+        assert result["twice"] == "step-00000005"
+        assert result["steps"] == ["step-00000004", "step-00000005", "step-00000006.partial"]
         assert result["blocked"].startswith(("NotADirectoryError", "FileExistsError"))
 
 
@@ -90,6 +98,21 @@ def test_a_save_before_training_changes_nothing(tmp_path):
         for kind in ("adamw", "sgd", "momentum"):
             assert_same(result["with", kind], result["without", kind])
             assert_same(result["loaded", kind], result["without", kind])
+
+
+def test_another_mesh_gets_the_same_bits(tmp_path):
+    saved = spawn(job.save_mesh, str(tmp_path), ranks=4)
+    for result in spawn(job.load_mesh, str(tmp_path), ranks=2):
+        assert_same(result, saved[0])
+
+
+def test_a_damaged_file_of_one_rank_is_refused_by_all(saved, tmp_path):
+    folder, _ = saved
+    shutil.copytree(folder, tmp_path / "damaged")
+    damaged = tmp_path / "damaged" / "step-00000004" / "rank-3.pt"
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    for text in spawn(job.load_damaged, str(damaged.parents[1]), ranks=4):
+        assert re.match("ValueError: .*rank-3.pt is not a readable checkpoint", text)
 
 
 def test_a_rank_that_is_killed_in_a_save_leaves_the_step_before(tmp_path):
