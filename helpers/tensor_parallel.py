@@ -132,9 +132,12 @@ def parallelize_gpt(model: GPT, mesh: DeviceMesh, *, sequence: bool = False) -> 
     and an all-gather, which send as much (Korthikanti et al., 2022: arXiv:2205.05198). Embeddings,
     last norm and head stay whole on every rank, as DTensors too, or no norm could be taken of all
     gradients together. `block.qkv` becomes three layers (`SplitQKV`).
-    Raises ValueError where n does not divide the heads.
+    Raises ValueError where n does not divide the heads, and for a model with dropout: each rank
+    would drop other numbers of an x that must be the same on all.
     """
     ranks = mesh.size()
+    if model.config.dropout:
+        raise ValueError(f"expected a model without dropout, got {model.config.dropout}")
     if model.config.heads % ranks:
         raise ValueError(f"{model.config.heads} heads cannot be split over {ranks} ranks")
     for block in model.blocks:

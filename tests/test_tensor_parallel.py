@@ -1,5 +1,6 @@
 """Tensor parallel, by hand and by DTensor, against one process."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -146,6 +147,8 @@ def test_one_rank_has_everything(lonely):
 
 def test_what_cannot_be_split_is_refused(lonely, monkeypatch):
     mesh = init_device_mesh("cpu", (1,))
+    with pytest.raises(ValueError, match="expected a model without dropout, got 0.1"):
+        tensor_parallel.parallelize_gpt(GPT(replace(job.TINY, dropout=0.1)), mesh)
     monkeypatch.setattr(type(mesh), "size", lambda self: 3)
     with pytest.raises(ValueError, match="4 heads cannot be split over 3 ranks"):
         tensor_parallel.parallelize_gpt(GPT(job.TINY), mesh)
