@@ -1,14 +1,121 @@
-"""Chapter 15, drawn: pipeline schedules, and the calculator of what one of several GPUs holds."""
+"""Chapter 15, drawn: what ranks hold, layers in parts, pipelines, and what to choose."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from helpers import budget
+from helpers import budget, pipeline
 from helpers.page import calculator as page
-from helpers.pictures.draw import BLUE, GREEN, PINK, PURPOSES, box, frame
+from helpers.page.decisions import decision_tree, read_tree
+from helpers.pictures.distributed import OF_RANK
+from helpers.pictures.draw import (
+    BLUE,
+    EDGE,
+    GRAY,
+    GREEN,
+    PALE,
+    PINK,
+    PURPOSES,
+    arrow,
+    box,
+    frame,
+)
 from helpers.pictures.memory import SHAPE, SHAPES
 from helpers.pipeline import Work
+
+PARALLELISM = Path(__file__).with_name("parallelism.yml")
+
+# What each rank holds
+
+
+def draw_stage(ax: Axes, stage: int, ranks: int = 4) -> None:
+    """Draw what each rank stores under DDP (0) and ZeRO-1, 2, 3; the rest is dashed."""
+    frame(ax, (-1.9, ranks + 0.1), (-0.75, 3.6), equal=False)
+    sharded = ("optimizer", "gradients", "parameters")[:stage]
+    for row, name in enumerate(("optimizer", "gradients", "parameters")):
+        ax.text(-0.15, row + 0.35, name, ha="right", va="center", size=10)
+        for rank in range(ranks):
+            for part in range(ranks):
+                held = name not in sharded or part == rank
+                face = PURPOSES[name] if held else "white"
+                place = (rank + 0.02 + (part + 0.5) * 0.94 / ranks, row + 0.35)
+                box(ax, place, "", face, size=(0.94 / ranks, 0.7), dashed=not held)
+    for rank in range(ranks):
+        ax.text(rank + 0.49, 3.3, f"rank {rank}", ha="center", va="center", size=10)
+    terms = [f"{size}P/{ranks}" if name in sharded else f"{size}P" for name, size in STORED.items()]
+    ax.text(ranks / 2, -0.45, " + ".join(terms), ha="center", va="center", size=10, color=EDGE)
+
+
+STORED = {"parameters": 4, "gradients": 4, "optimizer": 8}  # bytes for each parameter
+
+# (what happens, the block that computes), in a step with three blocks
+MOMENTS = (
+    ("", None),
+    ("forward", 0),
+    ("forward", 1),
+    ("forward", 2),
+    ("backward", 2),
+    ("backward", 1),
+    ("backward", 0),
+    ("optimizer.step", None),
+)
+
+
+def draw_gathered(ax: Axes, moment: int) -> None:
+    """Draw which parts of three blocks two ranks have at one of the `MOMENTS` of a step of FSDP."""
+    frame(ax, (-0.7, 3.1), (-1.35, 1.5), equal=False)
+    what, computing = MOMENTS[moment]
+    for block in range(3):
+        for rank in range(2):
+            for part in range(2):
+                own, gathered = part == rank, block == computing
+                face = BLUE if own else PALE if gathered else "white"
+                place = (block + 0.28 + 0.42 * part, -rank)
+                box(ax, place, "", face, size=(0.42, 0.7), dashed=not (own or gathered))
+        color = EDGE if block == computing else GRAY
+        weight = "bold" if block == computing else "normal"
+        name = f"blocks[{block}]"
+        ax.text(block + 0.49, 0.62, name, ha="center", size=10, color=color, weight=weight)
+    for rank in range(2):
+        ax.text(-0.1, -rank, f"rank {rank}", ha="right", va="center", size=10)
+    if what == "forward" or what == "backward":
+        ends = (-0.1, 3.05) if what == "forward" else (3.05, -0.1)
+        arrow(ax, (ends[0], 1.05), (ends[1], 1.05))
+    ax.text(1.48, 1.2, what, ha="center", size=10)
+
+
+def draw_split(ax: Axes, ranks: int) -> None:
+    """Draw two linear layers over ranks: the first by its outputs, the second by its inputs."""
+    frame(ax, (-0.4, 10.4), (-0.6, 4.6), equal=False)
+    box(ax, (0.6, 2), "x", "white", size=(1.0, 1.6))
+    box(ax, (9.6, 2), "y", "white", size=(1.0, 1.6))
+    height = 4 / ranks
+    for rank in range(ranks):
+        y, face = 4 - height * (rank + 0.5), OF_RANK[rank]
+        size = (1.5, height - 0.15)
+        box(ax, (2.9, y), f"up {rank}", face, size=size)
+        box(ax, (4.9, y), f"h {rank}", face, size=(1.0, height - 0.15))
+        box(ax, (6.9, y), f"down {rank}", face, size=size)
+        arrow(ax, (1.15, 2 + (y - 2) * 0.3), (2.1, y))
+        arrow(ax, (3.7, y), (4.35, y))
+        arrow(ax, (5.45, y), (6.1, y))
+        arrow(ax, (7.7, y), (9.05, 2 + (y - 2) * 0.3))
+    if ranks > 1:
+        ax.text(8.5, 4.25, "all_reduce", ha="center", va="center", size=10)
+
+
+# Pipelines
+
+
+def draw_schedule(ax: Axes, schedule: str, micro_batches: int, stages: int = 4) -> None:
+    """Draw `gpipe` or `1f1b`, with its bubble and what stage 0 holds at most."""
+    make = {"gpipe": pipeline.gpipe, "1f1b": pipeline.one_forward_one_backward}[schedule]
+    orders = make(stages, micro_batches)
+    works = pipeline.timeline(orders)
+    draw_pipeline(ax, works)
+    held = pipeline.most_waiting(orders[0])
+    ax.set_title(f"bubble = {pipeline.bubble(works):.0%}     most_waiting = {held}", fontsize=10)
 
 
 def draw_pipeline(ax: Axes, works: Sequence[Work]) -> None:
@@ -141,3 +248,8 @@ def calculator() -> None:
             "CUDA、它的库，以及缓存分配器里用不上的部分都不在内。"
         ),
     )
+
+
+def parallelism_tree() -> None:
+    """Show the decision tree: from what does not fit to the way to divide it."""
+    decision_tree(read_tree(PARALLELISM))

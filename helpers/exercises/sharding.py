@@ -1,0 +1,92 @@
+"""Chapter 15, exercises: rows on a rank, how many GPUs, a layer in parts, enough micro-batches."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from helpers.exercises.harness import Exercise
+
+# ---- 1: how FSDP cuts the first dimension
+
+
+def rows_on(rank: int, ranks: int, rows: int) -> int:
+    """Return how many of `rows` rows `Shard(0)` puts on this rank: as `torch.chunk`, then none."""
+    chunks = torch.empty(rows).chunk(ranks)
+    return len(chunks[rank]) if rank < len(chunks) else 0
+
+
+def _rows() -> list[tuple]:
+    return [
+        (rank, ranks, rows)
+        for ranks, rows in [(1, 5), (2, 8), (2, 7), (4, 10), (4, 6), (4, 1), (3, 64)]
+        for rank in range(ranks)
+    ]
+
+
+# ---- 2: how many GPUs
+
+
+def gpus_needed(parameters: int, memory: int, stage: int) -> int | None:
+    """Return the fewest GPUs on which the states fit, in float32 with Adam; None if none suffice.
+
+    parameters: their number. memory: bytes of a GPU for parameters, gradients and state. stage: 0
+    for DDP, 1 to 3 for ZeRO.
+    """
+    sharded = parameters * (0, 8, 12, 16)[stage]
+    left = memory - (16 * parameters - sharded)
+    if left < 0 or (left == 0 and sharded):
+        return None
+    return max(1, math.ceil(sharded / left)) if sharded else 1
+
+
+def _trainings() -> list[tuple]:
+    billion = 10**9
+    cases = [(7 * billion, 80 * billion, stage) for stage in range(4)]
+    cases += [(billion, 16 * billion, stage) for stage in range(4)]
+    cases += [(7 * billion, 28 * billion, stage) for stage in range(4)]
+    return [*cases, (70 * billion, 80 * billion, 3), (100, 10**6, 3), (3, 20, 3)]
+
+
+# ---- 3: two layers in parts
+
+
+def mlp_terms(x: Tensor, up: Tensor, down: Tensor, ranks: int) -> list[Tensor]:
+    """Return the term of each rank; their sum is relu(x upᵀ) downᵀ. x: [B, C], up: [H, C]."""
+    pairs = zip(up.chunk(ranks, 0), down.chunk(ranks, 1), strict=True)
+    return [F.linear(torch.relu(F.linear(x, a)), b) for a, b in pairs]
+
+
+def _layers() -> list[tuple]:
+    def numbers(*shape: int) -> Tensor:  # whole: all sums are exact
+        return torch.randint(-4, 5, shape).double()
+
+    return [
+        (numbers(3, 4), numbers(8, 4), numbers(5, 8), 2),
+        (numbers(1, 2), numbers(6, 2), numbers(2, 6), 3),
+        (numbers(4, 3), numbers(7, 3), numbers(3, 7), 2),  # 4 and 3 hidden values
+        (numbers(2, 3), numbers(4, 3), numbers(3, 4), 1),
+    ]
+
+
+# ---- 4: enough micro-batches
+
+
+def micro_batches_for(stages: int, share: float) -> int:
+    """Return the fewest micro-batches with which the bubble is at most `share` of the time."""
+    found = 1
+    while (stages - 1) / (found + stages - 1) > share:
+        found += 1
+    return found
+
+
+EXERCISES = {
+    "rows_on": Exercise(reference=rows_on, cases=_rows),
+    "gpus_needed": Exercise(reference=gpus_needed, cases=_trainings),
+    "mlp_terms": Exercise(reference=mlp_terms, cases=_layers),
+    "micro_batches_for": Exercise(
+        reference=micro_batches_for,
+        cases=lambda: [(4, 0.25), (4, 0.5), (8, 0.125), (2, 0.5), (1, 0.1), (4, 0.75), (16, 0.3)],
+    ),
+}

@@ -1,0 +1,98 @@
+import math
+
+import torch
+import torch.nn.functional as F
+
+
+def rows_by_hand(rank, ranks, rows):
+    each = -(-rows // ranks)
+    return max(0, min(each, rows - rank * each))
+
+
+def rows_spread(rank, ranks, rows):
+    return rows // ranks + (rank < rows % ranks)
+
+
+def rows_equal(rank, ranks, rows):
+    return rows // ranks
+
+
+def gpus_by_hand(parameters, memory, stage):
+    fixed, sharded = [(16, 0), (8, 8), (4, 12), (0, 16)][stage]
+    room = memory - fixed * parameters
+    if sharded == 0:
+        return 1 if room >= 0 else None
+    return math.ceil(sharded * parameters / room) if room > 0 else None
+
+
+def gpus_always_all(parameters, memory, stage):
+    return math.ceil(16 * parameters / memory)
+
+
+def gpus_for_ever(parameters, memory, stage):
+    """Right, but where none suffice it gives a number."""
+    found = gpus_by_hand(parameters, memory, stage)
+    return 10**6 if found is None else found
+
+
+def gpus_rounded_down(parameters, memory, stage):
+    fixed, sharded = [(16, 0), (8, 8), (4, 12), (0, 16)][stage]
+    room = memory - fixed * parameters
+    if room < 0 or (room == 0 and sharded):
+        return None
+    return max(1, sharded * parameters // room) if sharded else 1
+
+
+def terms(x, up, down, ranks):
+    found = []
+    for rank in range(ranks):
+        hidden = torch.relu(x @ up.chunk(ranks)[rank].T)
+        found.append(hidden @ down.chunk(ranks, dim=1)[rank].T)
+    return found
+
+
+def terms_by_rows(x, up, down, ranks):
+    """The first layer by its inputs: ReLU of a part of the sum."""
+    parts = zip(x.chunk(ranks, 1), up.chunk(ranks, 1), strict=False)
+    return [F.linear(torch.relu(F.linear(a, b)), down) for a, b in parts]
+
+
+def terms_added(x, up, down, ranks):
+    return sum(terms(x, up, down, ranks))
+
+
+def terms_divided(x, up, down, ranks):
+    whole = F.linear(torch.relu(F.linear(x, up)), down)
+    return [whole / ranks] * ranks
+
+
+def by_formula(stages, share):
+    return max(1, math.ceil((stages - 1) / share - (stages - 1) - 1e-9))
+
+
+def strictly_below(stages, share):
+    return max(1, math.floor((stages - 1) / share - (stages - 1) + 1e-9) + 1)
+
+
+def share_of_work(stages, share):
+    return max(1, math.ceil((stages - 1) / share))
+
+
+RIGHT = {
+    "rows_on": [rows_by_hand],
+    "gpus_needed": [gpus_by_hand],
+    "mlp_terms": [terms],
+    "micro_batches_for": [by_formula],
+}
+WRONG = [
+    ("rows_on", rows_spread, "value"),
+    ("rows_on", rows_equal, "value"),
+    ("gpus_needed", gpus_always_all, "expected NoneType"),
+    ("gpus_needed", gpus_for_ever, "expected NoneType"),
+    ("gpus_needed", gpus_rounded_down, "value"),
+    ("mlp_terms", terms_by_rows, "differ"),
+    ("mlp_terms", terms_added, "list"),
+    ("mlp_terms", terms_divided, "differ"),
+    ("micro_batches_for", strictly_below, "value"),
+    ("micro_batches_for", share_of_work, "value"),
+]
