@@ -64,7 +64,7 @@ MOMENTS = (
 
 def draw_gathered(ax: Axes, moment: int) -> None:
     """Draw which parts of three blocks two ranks have at one of the `MOMENTS` of a step of FSDP."""
-    frame(ax, (-0.7, 3.1), (-1.35, 1.5), equal=False)
+    frame(ax, (-0.7, 3.1), (-1.5, 1.5), equal=False)
     what, computing = MOMENTS[moment]
     for block in range(3):
         for rank in range(2):
@@ -122,11 +122,13 @@ def draw_pipeline(ax: Axes, works: Sequence[Work]) -> None:
     """Draw who works when: a row for each stage, forward blue, backward green, waiting white."""
     stages = 1 + max(work.stage for work in works)
     end = max(work.end for work in works)
+    small = end > 40  # numbers of two digits in narrow boxes
     for work in works:
         width = work.end - work.start
         place = (work.start + width / 2, -work.stage)
         color = GREEN if work.backward else BLUE
-        box(ax, place, str(work.micro_batch), color, size=(width, 0.8))
+        text = {"color": "white", "fontsize": 5.5 if small else 10}
+        box(ax, place, str(work.micro_batch), color, size=(width, 0.8), **text)
     for stage in range(stages):
         ax.text(-0.02 * end, -stage, str(stage), ha="right", va="center", size=9)
     frame(ax, (-0.06 * end, 1.01 * end), (-stages + 0.4, 0.6), equal=False)
