@@ -63,7 +63,7 @@ class Trainer:
 
     The optimizer must hold every parameter of the model that requires a gradient, and no other:
     build it after `fully_shard`. Under DDP every rank calls `save`, and `load`; rank 0 writes.
-    Sharded models save through `torch.distributed.checkpoint` (chapter 15).
+    Sharded models save and load by `helpers.resharding`, which needs DCP (chapter 15).
     """
 
     def __init__(
@@ -279,11 +279,7 @@ class Trainer:
         BatchNorm averages, as DDP does), and all return, or raise, when it has.
         Raises FloatingPointError rather than save after a loss that is not finite.
         """
-        if any(hasattr(p, "full_tensor") for p in self.model.parameters()):
-            raise NotImplementedError(
-                "this model is sharded, each rank has a part of it: "
-                "save it with torch.distributed.checkpoint"
-            )
+        _require_whole(self.model, "save")
         self._read_back()
         state = {
             "version": FORMAT,
@@ -314,6 +310,7 @@ class Trainer:
         Settings must be those of the first part: the config (but `steps` may grow), the optimizer
         with its options (the file's would replace those asked for), and the number of processes.
         """
+        _require_whole(self.model, "load")
         keys = {"version", "torch", "config", "step", "model", "optimizer"}
         keys |= {"optimizer_settings", "scaler", "rng"}
         state = checkpoint.load(path, expected=keys)
@@ -467,6 +464,15 @@ def _require_trainable(
         raise ValueError(
             f"check_every={config.check_every} needs an optimizer that can skip an update on the "
             f"device: expected fused=True, got {type(optimizer).__name__} without"
+        )
+
+
+def _require_whole(model: nn.Module, doing: str) -> None:
+    """Raise NotImplementedError for a sharded model, whose parameters are DTensors."""
+    if any(hasattr(p, "full_tensor") for p in model.parameters()):
+        raise NotImplementedError(
+            f"this model is sharded, each rank has a part of it: {doing} it with "
+            f"helpers.resharding.{doing}_sharded, by torch.distributed.checkpoint"
         )
 
 
