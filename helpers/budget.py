@@ -247,7 +247,8 @@ def rank_bytes(
 ) -> dict[str, dict[str, int]]:
     """Return what one of several GPUs holds of `helpers.models.GPT` and its optimizer, in bytes.
 
-    {"forward": {"parameters": …, "gathered": …, "gradients": …, "optimizer": …}, …}, at the moments
+    {"forward": {"parameters": …, "gathered": …, "gradients": …, "optimizer": …, "buckets": …}, …},
+    at the moments
 
     block      in forward: the last block computes
     forward    the loss has just been computed
@@ -285,6 +286,8 @@ def rank_bytes(
         "gathered": 0,
         "gradients": 0,
         "optimizer": states * (whole if sharding == "ddp" else part),
+        # those of DDP; with gradient_as_bucket_view=True they are the gradients
+        "buckets": 0 if sharded or gpus == 1 else whole,
     }
     # embeddings and last norm, FSDP's group of the model itself, stay for backward in both
     outside = half * (count - layers * block)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from helpers.memory import PeakMemory
@@ -42,12 +43,13 @@ def full_tensors(tensors: Any) -> list[Tensor]:
 
 
 def bytes_held(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
-    """Return the bytes that this rank holds now: parameters, gathered, gradients, optimizer.
+    """Return this rank's bytes now: parameters, gathered, gradients, optimizer, buckets.
 
     Counted are storages, each once (`helpers.memory.PeakMemory`), so padding counts, too.
     parameters: those that the optimizer updates; of a sharded model, this rank's part. gathered:
     whole copies of sharded parameters, which are there while FSDP computes with them. gradients:
-    this rank's. optimizer: its state; of a `ZeroRedundancyOptimizer`, this rank's.
+    this rank's. optimizer: its state; of a `ZeroRedundancyOptimizer`, this rank's. buckets: those
+    of DDP, as far as gradients are not views of them (`gradient_as_bucket_view`).
     """
     owned = [p for group in optimizer.param_groups for p in group["params"]]
     if isinstance(optimizer, ZeroRedundancyOptimizer):
@@ -55,7 +57,22 @@ def bytes_held(model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
     with PeakMemory(nn.ParameterList(owned), optimizer, *model.parameters()) as memory:
         now = memory.by_category(at=0)
     held = {name: now[name] for name in ("parameters", "gradients", "optimizer")}
-    return {"parameters": held["parameters"], "gathered": now["other"], **held}
+    buckets = _bucket_bytes(model, gradients=held["gradients"])
+    return {
+        "parameters": held["parameters"],
+        "gathered": now["other"],
+        **held,
+        "buckets": buckets,
+    }
+
+
+def _bucket_bytes(model: nn.Module, gradients: int) -> int:
+    """Return the bytes of DDP's buckets that `gradients` bytes of gradients do not share."""
+    if not isinstance(model, DistributedDataParallel):
+        return 0
+    facts = model._get_ddp_logging_data()  # the buckets are in C++, no tensor of them is public
+    sizes = sum(int(size) for size in facts["bucket_sizes"].split(", "))
+    return sizes - gradients if int(facts["gradient_as_bucket_view"]) else sizes
 
 
 class BytesByMoment:

@@ -207,6 +207,19 @@ def profiled_peak(model, optimizer, x, y):
     return peak
 
 
+def buckets():
+    """What DDP holds before and after backward, with separate buckets and with shared ones."""
+    found = []
+    with distributed.process_group("gloo"):
+        for view in (False, True):
+            model = DistributedDataParallel(gpt(), gradient_as_bucket_view=view)
+            optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+            before = sharding.bytes_held(model, optimizer)
+            loss_of(model, *batch()).backward()
+            found.append((before, sharding.bytes_held(model, optimizer)))
+    return found
+
+
 # ---- tensor parallel
 
 WIDE = (8, 16, 4)  # of a plain MLP

@@ -1,7 +1,5 @@
 """Chapter 15, exercises: rows on a rank, how many GPUs, a layer in parts, enough micro-batches."""
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -38,7 +36,7 @@ def gpus_needed(parameters: int, memory: int, stage: int) -> int | None:
     left = memory - (16 * parameters - sharded)
     if left < 0 or (left == 0 and sharded):
         return None
-    return max(1, math.ceil(sharded / left)) if sharded else 1
+    return max(1, -(-sharded // left)) if sharded else 1  # rounded up, without floats
 
 
 def _trainings() -> list[tuple]:
@@ -73,10 +71,10 @@ def _layers() -> list[tuple]:
 # ---- 4: enough micro-batches
 
 
-def micro_batches_for(stages: int, share: float) -> int:
-    """Return the fewest micro-batches with which the bubble is at most `share` of the time."""
+def micro_batches_for(stages: int, percent: int) -> int:
+    """Return the fewest micro-batches with which the bubble is at most `percent` % of the time."""
     found = 1
-    while (stages - 1) / (found + stages - 1) > share:
+    while 100 * (stages - 1) > percent * (found + stages - 1):
         found += 1
     return found
 
@@ -87,6 +85,6 @@ EXERCISES = {
     "mlp_terms": Exercise(reference=mlp_terms, cases=_layers),
     "micro_batches_for": Exercise(
         reference=micro_batches_for,
-        cases=lambda: [(4, 0.25), (4, 0.5), (8, 0.125), (2, 0.5), (1, 0.1), (4, 0.75), (16, 0.3)],
+        cases=lambda: [(4, 25), (4, 50), (8, 13), (2, 50), (1, 10), (4, 75), (16, 30), (4, 20)],
     ),
 }

@@ -1,4 +1,5 @@
 import math
+from fractions import Fraction
 
 import torch
 import torch.nn.functional as F
@@ -66,23 +67,34 @@ def terms_divided(x, up, down, ranks):
     return [whole / ranks] * ranks
 
 
-def by_formula(stages, share):
-    return max(1, math.ceil((stages - 1) / share - (stages - 1) - 1e-9))
+def by_formula(stages, percent):
+    return max(1, -(-(stages - 1) * (100 - percent) // percent))
 
 
-def strictly_below(stages, share):
-    return max(1, math.floor((stages - 1) / share - (stages - 1) + 1e-9) + 1)
+def with_fractions(stages, percent):
+    share = Fraction(percent, 100)
+    return max(1, math.ceil((stages - 1) * (1 - share) / share))
 
 
-def share_of_work(stages, share):
-    return max(1, math.ceil((stages - 1) / share))
+def in_floats(stages, percent):
+    """For 4 stages and 20 %, 3 * 0.8 / 0.2 is a little more than 12 here: rounded up, 13."""
+    share = percent / 100
+    return max(1, math.ceil((stages - 1) * (1 - share) / share))
+
+
+def strictly_below(stages, percent):
+    return max(1, (stages - 1) * (100 - percent) // percent + 1)
+
+
+def share_of_work(stages, percent):
+    return max(1, -(-100 * (stages - 1) // percent))
 
 
 RIGHT = {
     "rows_on": [rows_by_hand],
     "gpus_needed": [gpus_by_hand],
     "mlp_terms": [terms],
-    "micro_batches_for": [by_formula],
+    "micro_batches_for": [by_formula, with_fractions],
 }
 WRONG = [
     ("rows_on", rows_spread, "value"),
@@ -93,6 +105,7 @@ WRONG = [
     ("mlp_terms", terms_by_rows, "differ"),
     ("mlp_terms", terms_added, "list"),
     ("mlp_terms", terms_divided, "differ"),
+    ("micro_batches_for", in_floats, "value"),
     ("micro_batches_for", strictly_below, "value"),
     ("micro_batches_for", share_of_work, "value"),
 ]
