@@ -33,12 +33,14 @@
                        tensor_parallel  layers split by hand and by DTensor; sequence parallel
                        pipeline        stages, GPipe and 1F1B as data, and their bubble
                        resharding      checkpoints of parts, for another number of ranks
+                       train_gpt       all of it as a program: GPT, text, torchrun, resume
 
 Beside the lessons:
 
     timing             the only clock: wait for the device, quantiles, calls compared in turns
     exercises/         the instant check; reference and cases of each exercise, a file a chapter
     pictures/          what a chapter draws, under the chapter's name; draw.py has what they share
+    launch/            files that start the training program under Slurm and Kubernetes
     page/              what makes a notebook a page of this book: sliders, claims, records, the
                        drawing pad, bits to click on, decision trees
 

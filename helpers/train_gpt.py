@@ -267,7 +267,8 @@ def train(args: argparse.Namespace, text: Tensor) -> list[float]:
         resume(trainer, args, settings(args, text))
 
         starts = torch.arange(0, len(text) - args.context, args.context)
-        held_out = args.batch * min(20, math.ceil(len(starts) / args.batch / 10))  # a tenth, or less
+        tenth = math.ceil(len(starts) / args.batch / 10)  # batches, counted from above
+        held_out = args.batch * min(tenth, 20)
         validate = partial(validation_loss, text, starts[-held_out:], args, mesh["data"])
         batches_from = partial(training_batches, text, starts[:-held_out], args, mesh["data"])
         watch = Watch(validate, args, first=trainer.step)
