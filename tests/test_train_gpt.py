@@ -101,11 +101,17 @@ def test_data_and_tensor_parallel_together_give_them_too(train, single, bound):
 
 
 def test_two_ranks_save_and_one_goes_on(train, single, double, folder, bound):
-    shutil.copytree(folder / "tiny_fsdp2", folder / "resumed")
-    shutil.rmtree(folder / "resumed" / "step-00000004")
-    (folder / "resumed" / "step-00000004.partial").mkdir()  # of a save that was killed
-    losses = train(1, resumed=[*job.TINY, "--resume"])["resumed"]
-    assert_within(losses, single["tiny"][2:], bound[2:])
+    for kind in ("fsdp2", "tp"):
+        shutil.copytree(folder / f"tiny_{kind}", folder / f"{kind}_goes_on")
+        shutil.rmtree(folder / f"{kind}_goes_on" / "step-00000004")
+        (folder / f"{kind}_goes_on" / "step-00000004.partial").mkdir()  # a save that was killed
+    losses = train(
+        1,
+        fsdp2_goes_on=[*job.TINY, "--resume"],  # with DDP: it does not matter
+        tp_goes_on=[*job.TINY, "--resume", "--parallel=tp"],
+    )
+    assert_within(losses["fsdp2_goes_on"], single["tiny"][2:], bound[2:])
+    assert_within(losses["tp_goes_on"], single["tiny"][2:], bound[2:])
 
 
 def test_a_killed_rank_is_started_again_and_nothing_changes(double, folder, tmp_path):
