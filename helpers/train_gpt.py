@@ -39,7 +39,6 @@ from helpers.training import TrainConfig, Trainer, mean_over_ranks
 Batch = tuple[Tensor, Tensor]
 VOCABULARY = 256  # a token is a byte: any file will do, and no tokenizer has to be kept with it
 PRECISION = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-
 # what may differ between two halves of a run; the text is compared by its bytes
 MAY_CHANGE = {"text", "steps", "parallel", "tp_size", "timeout", "folder", "save_every", "resume"}
 
@@ -191,9 +190,8 @@ def make_optimizer(model: nn.Module, args: argparse.Namespace) -> torch.optim.Op
     """Return AdamW; only what has two dimensions decays: matrices, not biases and norms."""
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     others = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": args.weight_decay}]
-    groups += [{"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95))
+    groups = [{"params": matrices, "weight_decay": args.weight_decay}, {"params": others}]
+    return torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), weight_decay=0.0)
 
 
 def loss_of(model: nn.Module, batch: Batch) -> Tensor:
@@ -265,7 +263,6 @@ def train(args: argparse.Namespace, text: Tensor) -> list[float]:
         optimizer = make_optimizer(model, args)
         trainer = Trainer(model, optimizer, loss_of, train_config(args), learning_rate(args))
         resume(trainer, args, settings(args, text))
-
         starts = torch.arange(0, len(text) - args.context, args.context)
         tenth = math.ceil(len(starts) / args.batch / 10)  # batches, counted from above
         held_out = args.batch * min(tenth, 20)
