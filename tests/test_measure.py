@@ -10,6 +10,7 @@ from torch import nn
 
 from helpers import data, mnist
 from helpers.page import records
+from tests.two_hosts import why_not
 
 CPU = torch.device("cpu")
 
@@ -83,6 +84,62 @@ def test_an_all_reduce_needs_two_devices(benchmark, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(RuntimeError, match="needs two devices or more, cuda is one"):
         benchmark("distributed").measure(torch.device("cuda"))
+
+
+def test_scaling_in_rounds(benchmark, monkeypatch):
+    module = benchmark("distributed_scaling")
+    small = {"REPEATS": 3, "WARM_UP": 1, "ROUNDS": 1, "PROCESSES": (1, 2), "BATCHES": (4,)}
+    small |= {"THREADS": (1,), "BUCKETS": (0.25, 25), "LAYERS": 2, "WIDTH": 8}
+    for name, value in small.items():
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(module, "is_quiet", lambda: True)
+    kinds = module.measure(CPU).column("kind")
+    assert kinds == ["processes"] * 2 + ["threads"] * 2 + ["buckets"] * 2
+
+
+def test_what_is_disturbed_is_measured_again(benchmark, monkeypatch):
+    module = benchmark("distributed_scaling")
+    quiet = iter([False, True, False, True, True])  # before; before, after; before, after
+    monkeypatch.setattr(module, "is_quiet", lambda: next(quiet))
+    runs = iter([["disturbed"], ["calm"]])
+    monkeypatch.setattr(module.distributed, "spawn", lambda *_, **__: next(runs))
+    assert module.undisturbed(None) == ["calm"]
+    monkeypatch.setattr(module, "PATIENCE", 0.0)
+    with pytest.raises(RuntimeError, match="not quiet once in 0 s"):
+        module.undisturbed(None)
+
+
+def test_all_reduces_between_hosts_are_predicted(benchmark, monkeypatch):
+    module = benchmark("collectives")
+    times = {"4": [200.0] * 3, "8": [300.0] * 3}
+    ways = dict.fromkeys(("rank 0", "ring", "tree", "backend"), times)
+    monkeypatch.setattr(module, "between_hosts", lambda count: ways)
+    monkeypatch.setattr(module, "CABLE", 40.0)
+    rows = module.measure(CPU).rows
+    assert len(rows) == 3 * 4 * 2
+    # a ring of 4 sends 6 × 1 or 2 bytes, 150 or 300 ms at 40 bytes/s: 50 or 0 ms are the latency's,
+    # in the middle 25, for each of the 6 messages 4.17
+    predicted = [row["predicted"] for row in rows if row["ranks"] == 4 and row["bytes"] == 4]
+    assert predicted == [625.0, 175.0, 416.7, 175.0]
+
+
+def test_hosts_have_cables_of_their_own(benchmark, monkeypatch):
+    if reason := why_not():
+        pytest.skip(reason)
+    module = benchmark("collectives")
+    monkeypatch.setattr(module, "REPEATS", 3)
+    monkeypatch.setattr(module, "SIZES", (2**18,))
+    taken = module.between_hosts(2)
+    assert set(taken) == {"rank 0", "ring", "tree", "backend"}
+    # 256 KiB to rank 0 and back, at 10 MB/s at the most; 16 KiB of each way are a burst
+    assert min(taken["rank 0"][str(2**18)]) > 2 * (2**18 - 2**15) / 10e6 * 1e3
+
+
+def test_scaling_is_measured_on_a_cpu(benchmark):
+    with pytest.raises(RuntimeError, match="processes on a CPU, not cuda"):
+        benchmark("distributed_scaling").measure(torch.device("cuda"))
+    with pytest.raises(RuntimeError, match="have no GPU of their own"):
+        benchmark("collectives").measure(torch.device("cuda"))
 
 
 @pytest.fixture

@@ -1,0 +1,95 @@
+"""Chapter 14: two more all-reduces, through one rank and in two levels; buckets beside backward."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from helpers.collectives import step_seconds
+
+# Through rank 0: what a ring improves on
+
+
+def rank0_all_reduce(tensor: Tensor) -> int:
+    """Replace `tensor` by the sum over all ranks, added by rank 0; return the bytes sent here.
+
+    Contiguous, with the same shape and dtype on all ranks. Rank 0 sends n − 1 times the tensor.
+    """
+    ranks = dist.get_world_size()
+    if dist.get_rank() != 0:
+        dist.send(tensor, dst=0)
+        dist.recv(tensor, src=0)
+        return tensor.nbytes
+    arrived = torch.empty_like(tensor)
+    for other in range(1, ranks):
+        dist.recv(arrived, src=other)
+        tensor += arrived
+    for other in range(1, ranks):
+        dist.send(tensor, dst=other)
+    return (ranks - 1) * tensor.nbytes
+
+
+def rank0_seconds(ranks: int, size: float, latency: float, bandwidth: float) -> float:
+    """Return the seconds of `rank0_all_reduce`: 2 (n − 1) messages, one after the other."""
+    return 2 * (ranks - 1) * (latency + size / bandwidth)
+
+
+# In two levels: inside the nodes, and between them
+
+
+def two_level_groups(per_node: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """Return (the ranks of this rank's node, the ranks with its local rank on all nodes).
+
+    Every rank has to call it. Raises ValueError where the nodes would not be equally large.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if per_node < 1 or ranks % per_node:
+        raise ValueError(f"{ranks} ranks cannot be divided into nodes of {per_node}")
+    nodes = [list(range(first, first + per_node)) for first in range(0, ranks, per_node)]
+    locals_ = [list(range(local, ranks, per_node)) for local in range(per_node)]
+    # every rank makes every group, in the same order, and keeps the two that it is in
+    found = [(members, dist.new_group(members)) for members in nodes + locals_]
+    inside = next(group for members, group in found[: len(nodes)] if rank in members)
+    between = next(group for members, group in found[len(nodes) :] if rank in members)
+    return inside, between
+
+
+def two_level_all_reduce(
+    tensor: Tensor, inside: dist.ProcessGroup, between: dist.ProcessGroup
+) -> None:
+    """Replace the vector `tensor` by the sum over all ranks; groups are `two_level_groups`'.
+
+    Contiguous. Raises ValueError where the size of a node does not divide the elements.
+    """
+    per_node = dist.get_world_size(inside)
+    if len(tensor) % per_node:
+        raise ValueError(f"{len(tensor)} elements cannot be shared equally by {per_node} ranks")
+    part = tensor.new_empty(len(tensor) // per_node)
+    dist.reduce_scatter_tensor(part, tensor, group=inside)
+    dist.all_reduce(part, group=between)
+    dist.all_gather_into_tensor(tensor, part, group=inside)
+
+
+# Buckets, in time
+
+
+def equal_buckets(size: int, buckets: int) -> list[int]:
+    """Return `buckets` sizes that differ by one byte at most, and add up to `size` bytes."""
+    if not 1 <= buckets <= size:
+        raise ValueError(f"expected from 1 bucket to one for each byte of {size}, got {buckets}")
+    ends = [size * number // buckets for number in range(buckets + 1)]
+    return [end - start for start, end in zip(ends, ends[1:], strict=False)]
+
+
+def bucket_spans(
+    forward: float, backward: float, buckets: Sequence[int], reduce: Callable[[int], float]
+) -> list[tuple[float, float]]:
+    """Return (start, end) in seconds of each bucket's all-reduce; arguments of `step_seconds`."""
+    spans, complete = [], 0
+    for number, size in enumerate(buckets, 1):
+        complete += size
+        share = complete / sum(buckets)
+        end = step_seconds(forward, backward * share, buckets[:number], reduce)
+        spans.append((end - reduce(size), end))
+    return spans

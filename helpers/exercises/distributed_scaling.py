@@ -1,0 +1,70 @@
+"""Chapter 14, exercises: the best efficiency, steps and elements of a ring, how often to save."""
+
+from helpers.collectives import holdings, ring_bytes, ring_schedule
+from helpers.exercises.harness import Exercise
+
+# ---- 1: what can be hidden
+
+
+def best_efficiency(forward: float, backward: float, communication: float) -> float:
+    """Return the efficiency of weak scaling if all communication runs beside backward; seconds."""
+    return (forward + backward) / (forward + max(backward, communication))
+
+
+# ---- 2: when a chunk is complete
+
+
+def steps_until(rank: int, chunk: int, ranks: int) -> int:
+    """Return after how many steps of a ring all-reduce `rank` has the whole sum of `chunk`."""
+    held = holdings(ring_schedule(ranks), ranks, ranks)
+    return next(step for step, now in enumerate(held) if len(now[rank][chunk]) == ranks)
+
+
+def _chunks() -> list[tuple]:
+    return [
+        (rank, chunk, ranks)
+        for ranks in (2, 4, 5)
+        for rank in range(ranks)
+        for chunk in range(ranks)
+    ]
+
+
+# ---- 3: what does not divide
+
+
+def sent_elements(rank: int, ranks: int, elements: int) -> int:
+    """Return how many elements `rank` sends in a ring all-reduce."""
+    return ring_bytes(ranks, elements, 1)[rank]
+
+
+def _unequal() -> list[tuple]:
+    return [
+        (rank, ranks, elements)
+        for ranks, elements in [(1, 5), (2, 8), (4, 10), (3, 10), (4, 3)]
+        for rank in range(ranks)
+    ]
+
+
+# ---- 4: how often to save
+
+
+def lost_share(interval: float, save: float, between: float) -> float:
+    """Return the share of time lost by saving and, after failures, by repeating half an interval.
+
+    Young, 1974: https://doi.org/10.1145/361147.361115
+    """
+    return save / interval + interval / (2 * between)
+
+
+EXERCISES = {
+    "best_efficiency": Exercise(
+        reference=best_efficiency,
+        cases=lambda: [(0.2, 0.4, 0.1), (0.2, 0.4, 0.4), (0.2, 0.4, 1.0), (1.0, 2.0, 0.0)],
+    ),
+    "steps_until": Exercise(reference=steps_until, cases=_chunks),
+    "sent_elements": Exercise(reference=sent_elements, cases=_unequal),
+    "lost_share": Exercise(
+        reference=lost_share,
+        cases=lambda: [(60 * m, s, 3600 * h) for m in (10, 60) for s in (0, 30) for h in (9, 24)],
+    ),
+}

@@ -1,0 +1,68 @@
+import torch
+
+
+def beside_backward(forward, backward, communication):
+    return (forward + backward) / (forward + max(backward, communication))
+
+
+def nothing_hidden(forward, backward, communication):
+    return (forward + backward) / (forward + backward + communication)
+
+
+def beside_forward_too(forward, backward, communication):
+    return (forward + backward) / max(forward + backward, communication)
+
+
+def until(rank, chunk, ranks):
+    return ranks - 1 + (rank + 1 - chunk) % ranks
+
+
+def one_step_early(rank, chunk, ranks):
+    return ranks - 1 + (rank - chunk) % ranks
+
+
+def other_way_round(rank, chunk, ranks):
+    return ranks - 1 + (chunk - rank - 1) % ranks
+
+
+def counted(rank, ranks, elements):
+    lengths = [len(chunk) for chunk in torch.zeros(elements).tensor_split(ranks)]
+    return sum(lengths[(rank - step) % ranks] for step in range(2 * (ranks - 1)))
+
+
+def as_if_equal(rank, ranks, elements):
+    return 2 * (ranks - 1) * elements // ranks
+
+
+def without_all_gather(rank, ranks, elements):
+    return counted(rank, ranks, elements) // 2
+
+
+def both_losses(interval, save, between):
+    return save / interval + interval / 2 / between
+
+
+def a_whole_interval(interval, save, between):
+    return save / interval + interval / between
+
+
+def without_saving(interval, save, between):
+    return interval / 2 / between
+
+
+RIGHT = {
+    "best_efficiency": [beside_backward],
+    "steps_until": [until],
+    "sent_elements": [counted],
+    "lost_share": [both_losses],
+}
+WRONG = [
+    ("best_efficiency", nothing_hidden, "value is not right"),
+    ("best_efficiency", beside_forward_too, "value is not right"),
+    ("steps_until", one_step_early, "value"),
+    ("steps_until", other_way_round, "value"),
+    ("sent_elements", as_if_equal, "value"),
+    ("sent_elements", without_all_gather, "value"),
+    ("lost_share", a_whole_interval, "value is not right"),
+    ("lost_share", without_saving, "value is not right"),
+]
