@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import (
@@ -35,6 +36,7 @@ class _CopyToRanks(torch.autograd.Function):
         ctx.group = inputs[1]
 
     @staticmethod
+    @once_differentiable  # autograd would not see the all-reduce: a wrong second derivative
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         # x was used n times: its gradient is the sum of n
         total = gradient.clone(memory_format=torch.contiguous_format)

@@ -274,6 +274,7 @@ def tensor_parallel_job():
             gradients = [p.grad for p in model.parameters()]
             found[name] = [inputs.grad, *sharding.full_tensors(gradients)]
 
+        found["gradcheck"], found["twice"] = checked_by_hand()
         for sequence in (False, True):
             model = tensor_parallel.parallelize_gpt(gpt(), mesh, sequence=sequence)
             with CommDebugMode() as calls:
@@ -304,6 +305,20 @@ def tensor_parallel_job():
                 mine,
             )
     return found
+
+
+def checked_by_hand():
+    """gradcheck of both Functions, in step on all ranks; what a second derivative says."""
+    plain = mlp().double()
+    column, row = tensor_parallel.ColumnLinear(plain[0]), tensor_parallel.RowLinear(plain[2])
+
+    def both(x):
+        return row(torch.tanh(column(x)))
+
+    x = mlp_batch()[0][:2].double().requires_grad_()
+    first = torch.autograd.gradcheck(both, (x,))
+    (gradient,) = torch.autograd.grad(both(x).sum(), x, create_graph=True)
+    return first, message(gradient.sum().backward)
 
 
 def trained_norms(model, mine):

@@ -53,6 +53,12 @@ def test_by_hand_is_one_process(ranks, single_mlp):
             assert ((got - want[number]).abs() <= 2 * bound[number]).all()
 
 
+def test_gradcheck_by_hand(ranks):
+    for result in ranks[1]:
+        assert result["gradcheck"] is True
+        assert "once_differentiable" in result["twice"]
+
+
 def test_dtensor_is_one_process(ranks, single_mlp):
     _, results = ranks
     for result in results:
