@@ -44,6 +44,15 @@ def seeded():
 
 
 @pytest.fixture
+def one_thread():
+    """Sums in one order, as the ranks of a job compute them; small steps take less time, too."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
 def load_benchmark():
     """`load_benchmark("tensors")` is the module benchmarks/tensors.py, which no package holds."""
 

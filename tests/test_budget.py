@@ -25,13 +25,7 @@ SMALL = {"vocabulary": 50, "context": 8, "layers": 2, "heads": 2, "width": 16, "
 SIZES = ("vocabulary", "context", "layers", "heads", "width")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Threads that wait for each other take longer than these small steps."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def random_setting(seed):

@@ -12,12 +12,7 @@ from tests import sharding_job as job
 ORDERS = {"gpipe": pipeline.gpipe, "1f1b": pipeline.one_forward_one_backward}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module", params=[2, 4])

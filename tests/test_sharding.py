@@ -9,13 +9,7 @@ from helpers.models import MLP
 from tests import sharding_job as job
 from tests.rounding import UNIT
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module", params=[2, 4])
