@@ -130,33 +130,88 @@ def draw_segments(ax: Axes, memory: CachingAllocator, names: Mapping[int, str], 
     frame(ax, (-0.01, 1.01), (-0.2, 2.3), equal=False)
 
 
+# What both calculators offer, here and in chapter 15
+OPTIMIZERS = {
+    "sgd": "SGD",
+    "momentum": "SGD with momentum | 带动量的 SGD",
+    "adam": "Adam, AdamW | Adam、AdamW",
+    "fused adam": "AdamW(fused=True)",
+}
+ATTENTION = {"fused": "fused kernel | 融合内核", "matrix": "matrix in memory | 矩阵存进显存"}
+CHECKPOINTING = {"none": "off | 不用", "blocks": "every block | 每一块都用"}
+MOMENTS = {
+    "forward": "end of forward | 前向结束时",
+    "loss": "backward: loss | 反向：损失",
+    "head": "backward: output layer | 反向：输出层",
+    "last block": "backward: last block | 反向：最后一块",
+    "first block": "backward: first block | 反向：第一块",
+    "embeddings": "backward: embedding | 反向：嵌入",
+    "update": "optimizer step | 优化器更新",
+}
+PARTS = {
+    "parameters": page.Part(label="parameters | 参数", color=PURPOSES["parameters"]),
+    "copies": page.Part(label="16-bit copies of weights | 权重的 16 位副本", color="#56B4E9"),
+    "optimizer": page.Part(label="optimizer state | 优化器状态", color=PURPOSES["optimizer"]),
+    "gradients": page.Part(label="gradients | 梯度", color=PURPOSES["gradients"]),
+    "buckets": page.Part(label="DDP buckets | DDP 的桶", color=PINK),
+    "activations": page.Part(label="activations | 激活值", color=PURPOSES["activations"]),
+    "loss": page.Part(label="logits and loss | logits 和损失", color="#F0E442"),
+    "temporary": page.Part(label="temporary | 临时张量", color="#8A8A8A"),
+}
+SEQUENCES = [*range(1, 17), *range(20, 65, 4), *range(80, 257, 16)]
+PRESETS = {name: dict(zip(SHAPE, shape, strict=True)) for name, shape in SHAPES.items()}
+
+
+def model_sizes(preset: str) -> dict[str, page.Size]:
+    """Return the sliders for the sizes of a GPT; they start with those of a preset."""
+    start = PRESETS[preset]
+    vocabularies = [256, 1000, 2000, 5000, 10000, 20000, 32000, 50257, 100000, 128000, 256000]
+    contexts = [*range(64, 1024, 64), *range(1024, 4096, 256), *range(4096, 16385, 1024)]
+    widths = [*range(64, 1024, 64), *range(1024, 4096, 128), *range(4096, 16385, 512)]
+    return {
+        "vocabulary": page.Size(
+            label="vocabulary | 词表大小", values=vocabularies, start=start["vocabulary"]
+        ),
+        "context": page.Size(
+            label="tokens in a sequence | 序列长度", values=contexts, start=start["context"]
+        ),
+        "layers": page.Size(label="layers | 层数", values=range(1, 129), start=start["layers"]),
+        "heads": page.Size(label="heads | 注意力头数", values=range(1, 129), start=start["heads"]),
+        "width": page.Size(
+            label="width | 宽度", values=widths, start=start["width"], multiple_of="heads"
+        ),
+    }
+
+
+def choices(
+    *, precision: page.Choice, optimizer: page.Choice, checkpointing: str
+) -> dict[str, page.Choice]:
+    """Return the lists of both calculators: those given, and two that start with the same words."""
+    return {
+        "precision": precision,
+        "optimizer": optimizer,
+        "attention": page.Choice(label="attention | 注意力", options=ATTENTION, start="fused"),
+        "checkpointing": page.Choice(
+            label="activation checkpointing | 激活检查点",
+            options=CHECKPOINTING,
+            start=checkpointing,
+        ),
+    }
+
+
 def calculator() -> None:
     """Show the calculator "will my training fit?": `budget.step_bytes` for any GPT."""
-    widths = [*range(64, 1024, 64), *range(1024, 4096, 128), *range(4096, 16385, 512)]
-    contexts = [*range(64, 1024, 64), *range(1024, 4096, 256), *range(4096, 16385, 1024)]
     powers = [2**k for k in range(13)]
     page.calculator(
         budget.step_bytes,
         budget.block_bytes,
         budget.parameter_count,
         budget.tokens_per_update,
-        presets={name: dict(zip(SHAPE, shape, strict=True)) for name, shape in SHAPES.items()},
+        presets=PRESETS,
         sizes={
-            "vocabulary": page.Size(
-                label="vocabulary | 词表大小",
-                values=[256, 1000, 2000, 5000, 10000, 20000, 32000, 50257, 100000, 128000, 256000],
-                start=50257,
-            ),
-            "context": page.Size(
-                label="tokens in a sequence | 序列长度", values=contexts, start=1024
-            ),
-            "layers": page.Size(label="layers | 层数", values=range(1, 129), start=12),
-            "heads": page.Size(label="heads | 注意力头数", values=range(1, 129), start=12),
-            "width": page.Size(label="width | 宽度", values=widths, start=768, multiple_of="heads"),
+            **model_sizes("GPT-2 small"),
             "micro_batch": page.Size(
-                label="sequences in a micro-batch | 微批次中的序列数",
-                values=[*range(1, 17), *range(20, 65, 4), *range(80, 257, 16)],
-                start=8,
+                label="sequences in a micro-batch | 微批次中的序列数", values=SEQUENCES, start=8
             ),
             "accumulation": page.Size(
                 label="micro-batches per update | 每次更新的微批次数",
@@ -165,8 +220,8 @@ def calculator() -> None:
             ),
             "gpus": page.Size(label="GPUs, with DDP | GPU 数（DDP）", values=powers, start=1),
         },
-        choices={
-            "precision": page.Choice(
+        choices=choices(
+            precision=page.Choice(
                 label="precision | 精度",
                 options={
                     "fp32": "float32",
@@ -175,54 +230,15 @@ def calculator() -> None:
                 },
                 start="fp32",
             ),
-            "optimizer": page.Choice(
+            optimizer=page.Choice(
                 label="optimizer | 优化器",
-                options={
-                    "none": "none | 无",
-                    "sgd": "SGD",
-                    "momentum": "SGD with momentum | 带动量的 SGD",
-                    "adam": "Adam, AdamW | Adam、AdamW",
-                    "fused adam": "AdamW(fused=True)",
-                },
+                options={"none": "none | 无", **OPTIMIZERS},
                 start="adam",
             ),
-            "attention": page.Choice(
-                label="attention | 注意力",
-                options={
-                    "fused": "fused kernel | 融合内核",
-                    "matrix": "matrix in memory | 矩阵存进显存",
-                },
-                start="fused",
-            ),
-            "checkpointing": page.Choice(
-                label="activation checkpointing | 激活检查点",
-                options={"none": "off | 不用", "blocks": "every block | 每一块都用"},
-                start="none",
-            ),
-        },
-        moments={
-            "forward": "end of forward | 前向结束时",
-            "loss": "backward: loss | 反向：损失",
-            "head": "backward: output layer | 反向：输出层",
-            "last block": "backward: last block | 反向：最后一块",
-            "first block": "backward: first block | 反向：第一块",
-            "embeddings": "backward: embedding | 反向：嵌入",
-            "update": "optimizer step | 优化器更新",
-        },
-        parts={
-            "parameters": page.Part(label="parameters | 参数", color=PURPOSES["parameters"]),
-            "copies": page.Part(
-                label="16-bit copies of weights | 权重的 16 位副本", color="#56B4E9"
-            ),
-            "optimizer": page.Part(
-                label="optimizer state | 优化器状态", color=PURPOSES["optimizer"]
-            ),
-            "gradients": page.Part(label="gradients | 梯度", color=PURPOSES["gradients"]),
-            "buckets": page.Part(label="DDP buckets | DDP 的桶", color=PINK),
-            "activations": page.Part(label="activations | 激活值", color=PURPOSES["activations"]),
-            "loss": page.Part(label="logits and loss | logits 和损失", color="#F0E442"),
-            "temporary": page.Part(label="temporary | 临时张量", color="#8A8A8A"),
-        },
+            checkpointing="none",
+        ),
+        moments=MOMENTS,
+        parts=PARTS,
         facts={
             "parameter_count": "parameters | 个参数",
             "tokens_per_update": "tokens per update | 个词元（每次更新）",

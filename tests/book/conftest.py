@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.page import calculator
+
 ROOT = Path(__file__).resolve().parents[2]
 for folder in (ROOT / "book" / "site", ROOT / "book"):
     if str(folder) not in sys.path:
@@ -71,6 +73,20 @@ def chromium():
         browser = engine.chromium.launch(executable_path=path, args=FLAGS)
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def html_of():
+    """`html_of(show)` is the text/html of the calculator that `show()` displays."""
+
+    def shown_by(show):
+        shown = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(calculator, "display", lambda bundle, raw: shown.append(bundle))
+            show()
+        return shown.pop()["text/html"]
+
+    return shown_by
 
 
 @pytest.fixture

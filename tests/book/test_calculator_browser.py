@@ -6,7 +6,6 @@ import re
 import pytest
 
 from helpers import budget
-from helpers.page import calculator as page_piece
 from helpers.page.calculator import translate
 from helpers.pictures import memory as pictures
 
@@ -22,13 +21,8 @@ FUNCTIONS = (
 
 
 @pytest.fixture(scope="module")
-def html():
-    """The text/html that the chapter shows."""
-    shown = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(page_piece, "display", lambda bundle, raw: shown.append(bundle["text/html"]))
-        pictures.calculator()
-    return shown.pop()
+def html(html_of):
+    return html_of(pictures.calculator)
 
 
 @pytest.fixture

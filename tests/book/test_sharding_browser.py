@@ -5,7 +5,6 @@ import random
 import pytest
 
 from helpers import budget
-from helpers.page import calculator as page_piece
 from helpers.pictures import sharding as pictures
 
 pytestmark = pytest.mark.browser
@@ -17,12 +16,8 @@ CALL = """(settings) => settings.map((s) => {
 
 
 @pytest.fixture(scope="module")
-def html():
-    shown = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(page_piece, "display", lambda bundle, raw: shown.append(bundle["text/html"]))
-        pictures.calculator()
-    return shown.pop()
+def html(html_of):
+    return html_of(pictures.calculator)
 
 
 def settings(count):
