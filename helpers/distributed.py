@@ -196,7 +196,10 @@ def torchrun_nodes(
                     )
                 processes.append(process)
             # a node that is done waits for the others: the first failure has to end them all
-            while None in (codes := [process.poll() for process in processes]) and not any(codes):
+            while True:
+                codes = [process.poll() for process in processes]
+                if None not in codes or any(codes):
+                    break
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"{nodes} nodes had not ended after {timeout:g} s")
                 time.sleep(0.05)
