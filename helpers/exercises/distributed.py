@@ -18,7 +18,9 @@ def _each(ranks: int) -> Callable[[Any], Callable[[int], Any]]:
     def through(answer: Any) -> Callable[[int], Any]:
         def at(rank: int) -> Any:
             if not callable(answer) and len(answer) != ranks:
-                raise WrongAnswer(f"expected {ranks} results, got {len(answer)}")
+                raise WrongAnswer(
+                    f"expected one result from each of {ranks} ranks, got {len(answer)}"
+                )
             return _at(answer)(rank)
 
         return at
