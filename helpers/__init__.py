@@ -27,7 +27,6 @@
     14_distributed     distributed     ranks started from a notebook, joined in a process group
                        ranks           what they print, who of them failed first
                        data_parallel   DDP's buckets: counted, and on a timeline with backward
-                       failures        a rank dies, hangs, disagrees: how each one shows
     14_distributed_scaling  distributed_scaling  all-reduces through one rank and in two levels
                        collectives     ring and tree all-reduce, step by step, and what they cost
     15_sharding        sharding        FSDP2 and the bytes that each rank holds

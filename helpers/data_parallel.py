@@ -112,20 +112,3 @@ def bucket_rows(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         rows.append({**row, "start": event["ts"], "end": event["ts"] + event["dur"]})
     first = rows[0]["start"] if rows else 0.0
     return [{**r, "start": r["start"] - first, "end": r["end"] - first} for r in rows]
-
-
-def hidden_share(rows: list[dict[str, Any]]) -> float:
-    """Return the share of the reducing time during which backward was computing, 0 to 1.
-
-    Raises ValueError when `rows`, those of `trace_step`, hold no reduce.
-    """
-    spans = [(r["start"], r["end"]) for r in rows if r["kind"] == "backward"]
-    covered = total = 0.0
-    for row in rows:
-        if row["kind"] == "reduce":
-            total += row["end"] - row["start"]
-            for start, end in spans:  # autograd nodes follow each other, none within another
-                covered += max(0.0, min(end, row["end"]) - max(start, row["start"]))
-    if total == 0:
-        raise ValueError("no bucket was reduced in these rows: trace a step of a DDP model")
-    return covered / total

@@ -134,19 +134,6 @@ def test_the_timeline_shows_every_bucket_during_backward(traced):
         assert len(launched) == 3 and launched[0] < launched[1] < last < launched[2]
         starts = [r["start"] for r in reduced]
         assert all(r >= t for r, t in zip(starts, launched, strict=True))
-        assert 0 <= data_parallel.hidden_share(rows) <= 1
-
-
-def test_the_hidden_share_by_hand():
-    rows = [
-        {"kind": "backward", "start": 0.0, "end": 4.0},
-        {"kind": "reduce", "start": 2.0, "end": 5.0},
-        {"kind": "backward", "start": 4.5, "end": 6.0},
-        {"kind": "reduce", "start": 5.0, "end": 7.0},
-    ]
-    assert data_parallel.hidden_share(rows) == (2.0 + 0.5 + 1.0) / 5.0
-    with pytest.raises(ValueError, match="no bucket was reduced"):
-        data_parallel.hidden_share(rows[:1])
 
 
 def test_nothing_traced_gives_no_rows():

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from helpers import failures
 from helpers.distributed import RankError, spawn
+from tests import failures_job as failures
 
 DETAIL = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 

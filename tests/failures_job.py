@@ -1,4 +1,4 @@
-"""Chapter 14: how jobs of several ranks fail: killed, hung, disagreeing, never for ever."""
+"""What ranks do in the tests of failures: killed, hung, disagreeing, never for ever."""
 
 import os
 import signal
