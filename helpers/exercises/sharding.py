@@ -44,6 +44,8 @@ def _trainings() -> list[tuple]:
     cases = [(7 * billion, 80 * billion, stage) for stage in range(4)]
     cases += [(billion, 16 * billion, stage) for stage in range(4)]
     cases += [(7 * billion, 28 * billion, stage) for stage in range(4)]
+    cases += [(7 * billion, 28 * billion + 10**6, 2)]  # 84,000 GPUs: far beyond any short search
+    cases += [(5, 26, 3)]  # 80 / 3 is more than 26
     return [*cases, (70 * billion, 80 * billion, 3), (100, 10**6, 3), (3, 20, 3)]
 
 
@@ -79,12 +81,14 @@ def micro_batches_for(stages: int, percent: int) -> int:
     return found
 
 
+def _pipelines() -> list[tuple]:
+    cases = [(4, 25), (4, 50), (8, 13), (2, 50), (1, 10), (4, 75), (16, 30), (4, 20)]
+    return [*cases, (5, 35)]  # 7.4: to the nearest is too few
+
+
 EXERCISES = {
     "rows_on": Exercise(reference=rows_on, cases=_rows),
     "gpus_needed": Exercise(reference=gpus_needed, cases=_trainings),
     "mlp_terms": Exercise(reference=mlp_terms, cases=_layers),
-    "micro_batches_for": Exercise(
-        reference=micro_batches_for,
-        cases=lambda: [(4, 25), (4, 50), (8, 13), (2, 50), (1, 10), (4, 75), (16, 30), (4, 20)],
-    ),
+    "micro_batches_for": Exercise(reference=micro_batches_for, cases=_pipelines),
 }

@@ -44,6 +44,23 @@ def gpus_rounded_down(parameters, memory, stage):
     return max(1, sharded * parameters // room) if sharded else 1
 
 
+def gpus_searched(parameters, memory, stage):
+    """Right up to 1000 GPUs."""
+    fixed, sharded = [(16, 0), (8, 8), (4, 12), (0, 16)][stage]
+    for ranks in range(1, 1001):
+        if fixed * parameters + sharded * parameters / ranks <= memory:
+            return ranks
+    return None
+
+
+def gpus_part_rounded_down(parameters, memory, stage):
+    fixed, sharded = [(16, 0), (8, 8), (4, 12), (0, 16)][stage]
+    for ranks in range(1, 10**5):
+        if fixed * parameters + sharded * parameters // ranks <= memory:
+            return ranks
+    return None
+
+
 def terms(x, up, down, ranks):
     found = []
     for rank in range(ranks):
@@ -86,6 +103,10 @@ def strictly_below(stages, percent):
     return max(1, (stages - 1) * (100 - percent) // percent + 1)
 
 
+def to_the_nearest(stages, percent):
+    return max(1, round((stages - 1) * (100 - percent) / percent))
+
+
 def share_of_work(stages, percent):
     return max(1, -(-100 * (stages - 1) // percent))
 
@@ -102,10 +123,13 @@ WRONG = [
     ("gpus_needed", gpus_always_all, "expected NoneType"),
     ("gpus_needed", gpus_for_ever, "expected NoneType"),
     ("gpus_needed", gpus_rounded_down, "value"),
+    ("gpus_needed", gpus_searched, "expected int, got NoneType"),
+    ("gpus_needed", gpus_part_rounded_down, "value"),
     ("mlp_terms", terms_by_rows, "differ"),
     ("mlp_terms", terms_added, "list"),
     ("mlp_terms", terms_divided, "differ"),
     ("micro_batches_for", in_floats, "value"),
     ("micro_batches_for", strictly_below, "value"),
+    ("micro_batches_for", to_the_nearest, "value"),
     ("micro_batches_for", share_of_work, "value"),
 ]
