@@ -168,8 +168,9 @@ def torchrun_nodes(
     """Run one `torchrun --nnodes=NODES --node-rank=… --nproc-per-node=RANKS` for each node.
 
     All of them on this machine, which plays the nodes; they meet at a port that was free a moment
-    ago. Returns what the processes of each node have printed. Raises RuntimeError as soon as a
-    node fails, TimeoutError after `timeout` seconds; no process is left behind.
+    ago. Returns for each node what its processes have printed, one after the other. Raises
+    RuntimeError as soon as a node fails, TimeoutError after `timeout` seconds; no process is left
+    behind.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -181,17 +182,15 @@ def torchrun_nodes(
     with tempfile.TemporaryDirectory(prefix="torchrun-") as folder:
         try:
             for node in range(nodes):
-                with (
-                    Path(folder, f"{node}.out").open("wb") as out,
-                    Path(folder, f"{node}.err").open("wb") as err,
-                ):
+                # a file for each process: torchrun runs `python -u`, which writes a line in pieces
+                logs = [f"--log-dir={Path(folder, str(node))}", "--redirects=1"]
+                with Path(folder, f"{node}.txt").open("wb") as report:
                     process = subprocess.Popen(
-                        [*command, f"--node-rank={node}", str(program)],
-                        # buffered: what a rank prints arrives whole, not mixed with another's
-                        env=_environment({"PYTHONUNBUFFERED": ""}),
+                        [*command, *logs, f"--node-rank={node}", str(program)],
+                        env=_environment(None),
                         stdin=subprocess.DEVNULL,
-                        stdout=out,
-                        stderr=err,
+                        stdout=report,
+                        stderr=report,
                         start_new_session=True,
                     )
                 processes.append(process)
@@ -208,9 +207,15 @@ def torchrun_nodes(
                 end_tree(process)
         for node, code in enumerate(codes):
             if code:
-                errors = Path(folder, f"{node}.err").read_text("utf-8", "replace")
-                raise RuntimeError(f"node {node} ended with exit code {code}:\n{errors}")
-        return [Path(folder, f"{node}.out").read_text("utf-8") for node in range(nodes)]
+                report = Path(folder, f"{node}.txt").read_text("utf-8", "replace")
+                raise RuntimeError(f"node {node} ended with exit code {code}:\n{report}")
+        return [_printed(Path(folder, str(node)), ranks) for node in range(nodes)]
+
+
+def _printed(logs: Path, ranks: int) -> str:
+    """Return what the processes of a node have printed: LOGS/ID/attempt_0/LOCAL_RANK/stdout.log."""
+    files = [next(logs.glob(f"*/attempt_0/{rank}/stdout.log")) for rank in range(ranks)]
+    return "".join(file.read_text("utf-8") for file in files)
 
 
 def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
