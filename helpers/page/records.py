@@ -41,10 +41,14 @@ class Record:
 
     def caption(self) -> str:
         """Return the line that says where the numbers come from."""
+        return f"recorded on {self.origin()}"
+
+    def origin(self) -> str:
+        """Return device, version, date and commit without a word, for a claim in two languages."""
         p = self.provenance
         where = f"{p['device']}, torch {p['torch']}"
         when = f"{p['date'][:10]}, commit {p['commit']}"
-        return f"recorded on {where}, {when}"
+        return f"{where}, {when}"
 
     def column(self, name: str) -> list[Any]:
         """Return one column, row by row."""

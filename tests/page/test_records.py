@@ -61,6 +61,7 @@ def test_the_latest_record_of_a_gpu(tmp_path, monkeypatch):
 
 def test_caption_and_column():
     assert record().caption() == "recorded on a chip, torch 2, 2026-01-02, commit abc"
+    assert record().origin() == "a chip, torch 2, 2026-01-02, commit abc"
     assert record().column("size") == [1, 2]
     with pytest.raises(ValueError, match=r"no column 'x' in \['size', 'time'\]"):
         record().column("x")
