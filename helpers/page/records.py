@@ -44,7 +44,7 @@ class Record:
         return f"recorded on {self.origin()}"
 
     def origin(self) -> str:
-        """Return device, version, date and commit without a word, for a claim in two languages."""
+        """Return device, version, date and commit alone, for a claim in two languages."""
         p = self.provenance
         where = f"{p['device']}, torch {p['torch']}"
         when = f"{p['date'][:10]}, commit {p['commit']}"
