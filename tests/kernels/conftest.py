@@ -17,6 +17,18 @@ def device(request):
 
 
 @pytest.fixture(autouse=True)
+def new_memory_is_nan():
+    """What a kernel forgets to write is seen: else it may hold the right result of an earlier run.
+
+    PyTorch fills what `torch.empty` returns as long as deterministic algorithms are asked for
+    (`torch.utils.deterministic.fill_uninitialized_memory`).
+    """
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
 def bfloat16_as_on_a_gpu(monkeypatch):
     """NumPy has no bfloat16: the interpreter cuts its digits off, and multiplies the bit patterns.
 
