@@ -15,9 +15,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Transfer:
-    """In `step`, `sender` sends its `chunk` to `receiver`, who adds it or replaces its own."""
+    """In `round`, `sender` sends its `chunk` to `receiver`, who adds it or replaces its own."""
 
-    step: int
+    round: int
     sender: int
     receiver: int
     chunk: int
@@ -56,8 +56,8 @@ def tree_schedule(ranks: int) -> list[Transfer]:
         for receiver in range(0, ranks - distance, 2 * distance):
             up.append(Transfer(level, receiver + distance, receiver, 0, True))
     last = 2 * levels - 1
-    down = [Transfer(last - t.step, t.receiver, t.sender, 0, False) for t in up]
-    return up + sorted(down, key=lambda t: (t.step, t.sender))
+    down = [Transfer(last - t.round, t.receiver, t.sender, 0, False) for t in up]
+    return up + sorted(down, key=lambda t: (t.round, t.sender))
 
 
 def holdings(schedule: Sequence[Transfer], ranks: int, chunks: int) -> list[list[list[set[int]]]]:
@@ -67,11 +67,11 @@ def holdings(schedule: Sequence[Transfer], ranks: int, chunks: int) -> list[list
     """
     now = [[{rank} for _ in range(chunks)] for rank in range(ranks)]
     found = [now]
-    steps = 1 + max((t.step for t in schedule), default=-1)
+    steps = 1 + max((t.round for t in schedule), default=-1)
     for step in range(steps):
         after = [[set(chunk) for chunk in rank] for rank in now]
         for t in schedule:
-            if t.step == step:
+            if t.round == step:
                 came, own = now[t.sender][t.chunk], now[t.receiver][t.chunk]
                 if t.adds and came & own:
                     raise ValueError(f"ranks {came & own} would be counted twice: {t}")

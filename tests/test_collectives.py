@@ -33,7 +33,7 @@ def test_everybody_ends_with_everything(ranks):
 @pytest.mark.parametrize("ranks", MANY)
 def test_a_ring_step_uses_every_link_once_in_one_direction(ranks):
     schedule = collectives.ring_schedule(ranks)
-    steps = [list(g) for _, g in itertools.groupby(schedule, key=lambda t: t.step)]
+    steps = [list(g) for _, g in itertools.groupby(schedule, key=lambda t: t.round)]
     assert len(steps) == 2 * (ranks - 1)
     for step in steps:
         assert sorted(t.sender for t in step) == list(range(ranks))
@@ -50,9 +50,9 @@ def test_after_reduce_scatter_each_rank_has_the_sum_of_one_chunk(ranks):
 @pytest.mark.parametrize("ranks", MANY)
 def test_a_tree_takes_logarithmically_many_steps(ranks):
     schedule = collectives.tree_schedule(ranks)
-    assert len({t.step for t in schedule}) == 2 * math.ceil(math.log2(ranks))
+    assert len({t.round for t in schedule}) == 2 * math.ceil(math.log2(ranks))
     assert len(schedule) == 2 * (ranks - 1)
-    for _, step in itertools.groupby(schedule, key=lambda t: t.step):
+    for _, step in itertools.groupby(schedule, key=lambda t: t.round):
         busy = [rank for t in step for rank in (t.sender, t.receiver)]
         assert len(busy) == len(set(busy))  # one message at a time for each rank
 
@@ -97,9 +97,9 @@ def test_the_real_ring_follows_the_schedule(ranks):
     schedule = collectives.ring_schedule(ranks)
     assert all(len(steps) == 2 * (ranks - 1) for steps in seen)
     for t in schedule:
-        assert seen[t.sender][t.step]["send"] == (t.receiver, t.chunk)
+        assert seen[t.sender][t.round]["send"] == (t.receiver, t.chunk)
         arrives_in = "buffer" if t.adds else t.chunk
-        assert seen[t.receiver][t.step]["receive"] == (t.sender, arrives_in)
+        assert seen[t.receiver][t.round]["receive"] == (t.sender, arrives_in)
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the kernel counts in Linux only")
@@ -134,7 +134,7 @@ def test_one_rank_pays_nothing():
 
 def replay_seconds(schedule, length, latency, bandwidth):
     """The cost of a schedule by definition: each step lasts as long as its longest message."""
-    steps = {t.step for t in schedule}
+    steps = {t.round for t in schedule}
     return len(steps) * (latency + length / bandwidth)
 
 

@@ -1,4 +1,4 @@
-"""Chapter 14, exercises: the best efficiency, steps and elements of a ring, how often to save."""
+"""Chapter 14, exercises: the best efficiency, rounds and elements of a ring, how often to save."""
 
 from helpers.collectives import holdings, ring_bytes, ring_schedule
 from helpers.exercises.harness import Exercise
@@ -14,10 +14,10 @@ def best_efficiency(forward: float, backward: float, communication: float) -> fl
 # ---- 2: when a chunk is complete
 
 
-def steps_until(rank: int, chunk: int, ranks: int) -> int:
-    """Return after how many steps of a ring all-reduce `rank` has the whole sum of `chunk`."""
+def rounds_until(rank: int, chunk: int, ranks: int) -> int:
+    """Return after how many rounds of a ring all-reduce `rank` has the whole sum of `chunk`."""
     held = holdings(ring_schedule(ranks), ranks, ranks)
-    return next(step for step, now in enumerate(held) if len(now[rank][chunk]) == ranks)
+    return next(k for k, now in enumerate(held) if len(now[rank][chunk]) == ranks)
 
 
 def _chunks() -> list[tuple]:
@@ -61,7 +61,7 @@ EXERCISES = {
         reference=best_efficiency,
         cases=lambda: [(0.2, 0.4, 0.1), (0.2, 0.4, 0.4), (0.2, 0.4, 1.0), (1.0, 2.0, 0.0)],
     ),
-    "steps_until": Exercise(reference=steps_until, cases=_chunks),
+    "rounds_until": Exercise(reference=rounds_until, cases=_chunks),
     "sent_elements": Exercise(reference=sent_elements, cases=_unequal),
     "lost_share": Exercise(
         reference=lost_share,

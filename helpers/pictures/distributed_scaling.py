@@ -23,14 +23,14 @@ from helpers.pictures.draw import (
 # The ring
 
 
-def draw_ring(ax: Axes, step: int, ranks: int = 4) -> None:
-    """Draw what each rank holds before `step`, and which chunks the step will send.
+def draw_ring(ax: Axes, k: int, ranks: int = 4) -> None:
+    """Draw what each rank holds before round `k`, and which chunks that round will send.
 
-    Rank r begins with 10**r in each chunk, so that the digits of a sum tell what is in it. Steps
+    Rank r begins with 10**r in each chunk, so that the digits of a sum tell what is in it. Rounds
     count from 0; the one after the last shows the end.
     """
     schedule = ring_schedule(ranks)
-    held = holdings(schedule, ranks, ranks)[step]
+    held = holdings(schedule, ranks, ranks)[k]
     width = 3.4
     frame(ax, (-1.0, width * ranks + 0.5), (-0.8, ranks + 1.4), equal=False)
     for rank in range(ranks):
@@ -44,15 +44,15 @@ def draw_ring(ax: Axes, step: int, ranks: int = 4) -> None:
             total = sum(10**part for part in parts)
             box(ax, (x, ranks - chunk - 0.5), total, face, size=(1.7, 0.8))
     for t in schedule:
-        if t.step == step:
+        if t.round == k:
             color = ORANGE if t.adds else GREEN
             y = ranks - t.chunk - 0.5
             start = width * t.sender + 1.2 + 0.85
             arrow(ax, (start, y), (start + width - 1.7, y), color)
             if t.receiver < t.sender:  # it comes in again on the left
                 arrow(ax, (0.35 - width + 1.7, y), (0.35, y), color)
-    phase = "reduce-scatter" if step < ranks - 1 else "all-gather"
-    if step == 2 * (ranks - 1):
+    phase = "reduce-scatter" if k < ranks - 1 else "all-gather"
+    if k == 2 * (ranks - 1):
         phase = ""
     ax.text(-0.9, -0.5, phase, ha="left", family="monospace", size=9)
 

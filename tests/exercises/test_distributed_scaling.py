@@ -17,7 +17,7 @@ def until(rank, chunk, ranks):
     return ranks - 1 + (rank + 1 - chunk) % ranks
 
 
-def one_step_early(rank, chunk, ranks):
+def one_round_early(rank, chunk, ranks):
     return ranks - 1 + (rank - chunk) % ranks
 
 
@@ -52,15 +52,15 @@ def without_saving(interval, save, between):
 
 RIGHT = {
     "best_efficiency": [beside_backward],
-    "steps_until": [until],
+    "rounds_until": [until],
     "sent_elements": [counted],
     "lost_share": [both_losses],
 }
 WRONG = [
     ("best_efficiency", nothing_hidden, "value is not right"),
     ("best_efficiency", beside_forward_too, "value is not right"),
-    ("steps_until", one_step_early, "value"),
-    ("steps_until", other_way_round, "value"),
+    ("rounds_until", one_round_early, "value"),
+    ("rounds_until", other_way_round, "value"),
     ("sent_elements", as_if_equal, "value"),
     ("sent_elements", without_all_gather, "value"),
     ("lost_share", a_whole_interval, "value is not right"),
