@@ -32,12 +32,12 @@ def record_buckets(model: DistributedDataParallel) -> list[list[Bucket]]:
     without it. Passes under `no_sync` reduce nothing and leave no entry. The first pass may show
     one bucket for everything: DDP orders its buckets by what it sees there.
     """
-    names = {id(p): name for name, p in model.module.named_parameters()}
+    names = {p: name for name, p in model.module.named_parameters()}
     passes: list[list[Bucket]] = []
     open_pass: list[Bucket] = []
 
     def note(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        held = tuple(names[id(p)] for p in bucket.parameters())
+        held = tuple(names[p] for p in bucket.parameters())
         open_pass.append(Bucket(bucket.index(), bucket.buffer().nbytes, held))
         if bucket.is_last():
             passes.append(list(open_pass))
@@ -52,13 +52,13 @@ def record_order(model: DistributedDataParallel) -> list[str]:
     """Return a list that grows in each backward pass, by what happens, in order.
 
     "gradient of NAME is ready" when a parameter has its gradient, "all-reduce of bucket N starts"
-    when DDP hands over a bucket. Uses DDP's communication hook, as `record_buckets` does.
+    when DDP starts to communicate one. Uses DDP's communication hook, as `record_buckets` does.
     """
-    names = {id(p): name for name, p in model.module.named_parameters()}
+    names = {p: name for name, p in model.module.named_parameters()}
     events: list[str] = []
 
     def ready(parameter: torch.Tensor) -> None:
-        events.append(f"gradient of {names[id(parameter)]} is ready")
+        events.append(f"gradient of {names[parameter]} is ready")
 
     def communicate(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         events.append(f"all-reduce of bucket {bucket.index()} starts")

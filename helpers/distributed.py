@@ -1,6 +1,7 @@
 """Chapter 14: start ranks from a notebook, and join them in a process group."""
 
 import importlib
+import inspect
 import itertools
 import multiprocessing
 import os
@@ -42,6 +43,7 @@ VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # The process group
 
 _groups = itertools.count()  # how many this process has opened
+_meetings: dict[tuple[str, ...], tuple[Any, int, int]] = {}  # the store of each, rank, world size
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,12 @@ def process_group(backend: str | None = None, timeout: float = 60.0) -> Iterator
         torch.cuda.set_device(device)
 
     wait = timedelta(seconds=timeout)
-    store, rank, world_size = next(dist.rendezvous("env://", timeout=wait))
+    # one store for all groups: rank 0 could not open a second one while the others leave the first
+    where = tuple(os.environ[name] for name in VARIABLES)
+    if where not in _meetings:
+        _meetings[where] = next(dist.rendezvous("env://", timeout=wait))
+    store, rank, world_size = _meetings[where]
+    store.set_timeout(wait)
     dist.init_process_group(
         backend or dist.get_default_backend_for_device(device),
         # names of its own, or a second group could read the addresses of the first
@@ -228,6 +235,8 @@ def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
         # torchrun 2.15 keeps one store for all its restarts: a rank that starts again quickly finds
         # there the address of one that has died. Each start gets its own with this:
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        # a rank that leaves at once would break the connections that others are still opening
+        "TORCH_DIST_INIT_BARRIER": "1",
         "PYTHONUTF8": "1",  # also for torchrun, which passes on what ranks print
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] ",
@@ -245,8 +254,9 @@ def spawn(
     timeout: float = 120.0,
     env: Mapping[str, str] | None = None,
     echo: bool = True,
+    **keywords: Any,
 ) -> list[Any]:
-    """Call `function(*arguments)` in `ranks` processes; return their results, rank by rank.
+    """Call `function(*arguments, **keywords)` in `ranks` processes; return the results by rank.
 
     Each process gets the variables that torchrun would set, so the function opens
     `process_group()` as a program would. It must be importable (a notebook's function is not), and
@@ -254,11 +264,14 @@ def spawn(
     has imported torch: the first call takes seconds, the next ones do not. They find a store in
     this process, at a port that the system chose; each computes with one thread, or with
     env["OMP_NUM_THREADS"]. Prints, RankError and TimeoutError are as those of `torchrun`. For
-    Linux and macOS.
+    Linux and macOS. Raises TypeError for a function with a parameter called ranks, timeout, env or
+    echo: nobody could tell whose is meant.
     """
     if ranks < 1:
         raise ValueError(f"expected at least 1 rank, got {ranks}")
-    job = pickle.dumps((_importable(function), arguments))
+    _importable(function)
+    _without_options_of_spawn(function)
+    job = pickle.dumps((function, arguments, keywords))
     context = _context()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {**_environment(env), **_launcher_variables(store.port, ranks)}
@@ -299,14 +312,22 @@ def spawn(
     return [pickle.loads(found[rank]) for rank in range(ranks)]
 
 
-def _importable(function: Callable[..., Any]) -> Callable[..., Any]:
+def _importable(function: Callable[..., Any]) -> None:
     main = sys.modules["__main__"]
     if getattr(function, "__module__", "") == "__main__" and not hasattr(main, "__file__"):
         raise ValueError(
             f"{function.__qualname__} is defined in a notebook, which no other process can import: "
             "write it to a file with %%writefile, then import it from there, or torchrun the file"
         )
-    return function
+
+
+def _without_options_of_spawn(function: Callable[..., Any]) -> None:
+    for name in ("ranks", "timeout", "env", "echo"):
+        if name in inspect.signature(function).parameters:
+            raise TypeError(
+                f"{function.__qualname__} has a parameter {name!r}, and so has spawn: "
+                "give the function's another name"
+            )
 
 
 def _context() -> multiprocessing.context.BaseContext:
@@ -341,8 +362,8 @@ def _be_rank(job: bytes, variables: dict[str, str], result: Connection, prints: 
     dist.set_debug_level_from_env()  # read when torch.distributed was imported, too
     importlib.invalidate_caches()
     try:
-        function, arguments = pickle.loads(job)
-        value = tree_map_only(Tensor, _to_cpu, function(*arguments))
+        function, arguments, keywords = pickle.loads(job)
+        value = tree_map_only(Tensor, _to_cpu, function(*arguments, **keywords))
         result.send_bytes(b"+" + pickle.dumps(value))
     except BaseException as error:  # also SystemExit: it is reported, and raised in the parent
         text = "".join(traceback.format_exception(error.with_traceback(_inside(error))))

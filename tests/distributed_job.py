@@ -49,6 +49,26 @@ def settings():
     }
 
 
+def both(first, second):
+    return first, second
+
+
+def with_ranks(ranks):
+    return ranks
+
+
+def with_timeout(timeout):
+    return timeout
+
+
+def with_env(env):
+    return env
+
+
+def with_echo(echo):
+    return echo
+
+
 def leave_group_open():
     dist.init_process_group("gloo")
 

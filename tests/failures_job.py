@@ -19,29 +19,29 @@ from helpers.distributed import process_group
 # For `helpers.distributed.spawn`: `spawn(rank_dies, 1)`, `spawn(mismatch, "order")`, …
 
 
-def rank_dies(victim: int, timeout: float = 20.0) -> None:
+def rank_dies(victim: int, wait: float = 20.0) -> None:
     """Rank `victim` is killed by SIGKILL; the others lose their connection, and say so at once."""
-    with process_group("gloo", timeout) as place:
+    with process_group("gloo", wait) as place:
         dist.barrier()  # everybody was there
         if place.rank == victim:
             os.kill(os.getpid(), signal.SIGKILL)
         dist.all_reduce(torch.ones(1))
 
 
-def rank_hangs(victim: int, timeout: float = 2.0, seconds: float = 3600.0) -> None:
-    """Rank `victim` does something else for `seconds`; the others wait for `timeout` seconds.
+def rank_hangs(victim: int, wait: float = 2.0, seconds: float = 3600.0) -> None:
+    """Rank `victim` does something else for `seconds`; the others wait for `wait` seconds.
 
     No connection breaks, so the timeout of the process group is all that ends the waiting; its
     default is 30 minutes, with NCCL 10.
     """
-    with process_group("gloo", timeout) as place:
+    with process_group("gloo", wait) as place:
         dist.barrier()
         if place.rank == victim:
             time.sleep(seconds)
         dist.all_reduce(torch.ones(1))
 
 
-def mismatch(kind: str, timeout: float = 2.0) -> torch.Tensor:
+def mismatch(kind: str, wait: float = 2.0) -> torch.Tensor:
     """Let two ranks disagree about what comes next; return what rank holds if nobody notices.
 
     kind: ``operation`` (all_reduce meets broadcast: all wait until the timeout), ``shape`` or
@@ -53,7 +53,7 @@ def mismatch(kind: str, timeout: float = 2.0) -> torch.Tensor:
     kinds = ("operation", "shape", "dtype", "missing", "order")
     if kind not in kinds:
         raise ValueError(f"expected a kind of mismatch, one of {', '.join(kinds)}, got {kind!r}")
-    with process_group("gloo", timeout) as place:
+    with process_group("gloo", wait) as place:
         loss, weight = torch.tensor([1.0]), torch.tensor([100.0])
         first = place.rank == 0
         if kind == "operation" and not first:
@@ -68,7 +68,7 @@ def mismatch(kind: str, timeout: float = 2.0) -> torch.Tensor:
         elif kind == "operation" or first:
             dist.all_reduce(loss)
         else:
-            time.sleep(2 * timeout)  # it goes on with other work, and does not come back
+            time.sleep(2 * wait)  # it goes on with other work, and does not come back
         return loss
 
 
@@ -84,13 +84,13 @@ def port_in_use() -> None:
         dist.TCPStore("127.0.0.1", port, is_master=True, timeout=timedelta(seconds=5))
 
 
-def uneven_batches(batches: list[int], join: bool, timeout: float = 3.0) -> dict[str, object]:
+def uneven_batches(batches: list[int], join: bool, wait: float = 3.0) -> dict[str, object]:
     """Train with DDP, rank r on `batches[r]` batches; return the steps made, and the weight.
 
     Without `Join`, the rank with more batches waits in backward for gradients that never come.
     With it, ranks that are done answer with zeros, which still count in the average.
     """
-    with process_group("gloo", timeout) as place:
+    with process_group("gloo", wait) as place:
         torch.manual_seed(0)
         model = DistributedDataParallel(nn.Linear(2, 1, bias=False))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -49,9 +49,11 @@ def test_results_come_back_rank_by_rank(capsys):
     results = distributed.spawn(job.place_and_sum, 5, ranks=3)
     for rank, result in enumerate(results):
         assert result["place"] == distributed.Place(rank, 3, rank, torch.device("cpu"))
-        assert result["same"] and result["total"] == 5 + 6 + 7
+        assert result["same"]
+        assert result["total"] == 5 + 6 + 7
         # without its graph and without the megabytes that it is a view of
-        assert result["view"].tolist() == [3, 4] and not result["view"].requires_grad
+        assert result["view"].tolist() == [3, 4]
+        assert not result["view"].requires_grad
         assert result["view"].untyped_storage().nbytes() == 8
     printed = capsys.readouterr().out.splitlines()
     assert sorted(printed) == [f"[rank {r}] rank {r} of 3" for r in range(3)]
@@ -158,6 +160,16 @@ def test_a_notebook_s_function_is_refused(monkeypatch):
     train.__module__ = "__main__"
     with pytest.raises(ValueError, match="train is defined in a notebook, which no other process"):
         distributed.spawn(train)
+
+
+def test_keywords_are_passed_to_the_function():
+    assert distributed.spawn(job.both, 1, second=2, ranks=3) == [(1, 2)] * 3
+
+
+@pytest.mark.parametrize("name", ["ranks", "timeout", "env", "echo"])
+def test_a_parameter_that_spawn_has_too_is_refused(name):
+    with pytest.raises(TypeError, match=f"with_{name} has a parameter '{name}', and so has spawn"):
+        distributed.spawn(getattr(job, f"with_{name}"), **{name: 1})
 
 
 @pytest.mark.parametrize("launch", [distributed.spawn, distributed.torchrun])
