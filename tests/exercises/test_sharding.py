@@ -4,18 +4,7 @@ from fractions import Fraction
 import torch
 import torch.nn.functional as F
 
-
-def rows_by_hand(rank, ranks, rows):
-    each = -(-rows // ranks)
-    return max(0, min(each, rows - rank * each))
-
-
-def rows_spread(rank, ranks, rows):
-    return rows // ranks + (rank < rows % ranks)
-
-
-def rows_equal(rank, ranks, rows):
-    return rows // ranks
+from helpers.exercises.sharding import MENDED
 
 
 def gpus_by_hand(parameters, memory, stage):
@@ -112,19 +101,19 @@ def share_of_work(stages, percent):
 
 
 RIGHT = {
-    "rows_on": [rows_by_hand],
     "gpus_needed": [gpus_by_hand],
+    "mended": [[MENDED] * 2, [MENDED + 2e-7] * 2],
     "mlp_terms": [terms],
     "micro_batches_for": [by_formula, with_fractions],
 }
 WRONG = [
-    ("rows_on", rows_spread, "value"),
-    ("rows_on", rows_equal, "value"),
     ("gpus_needed", gpus_always_all, "expected NoneType"),
     ("gpus_needed", gpus_for_ever, "expected NoneType"),
     ("gpus_needed", gpus_rounded_down, "value"),
     ("gpus_needed", gpus_searched, "expected int, got NoneType"),
     ("gpus_needed", gpus_part_rounded_down, "value"),
+    ("mended", [MENDED + 2e-6] * 2, "value"),
+    ("mended", [MENDED, MENDED + 1e-3], "value"),  # right on one rank only
     ("mlp_terms", terms_by_rows, "differ"),
     ("mlp_terms", terms_added, "list"),
     ("mlp_terms", terms_divided, "differ"),
