@@ -115,7 +115,7 @@ def bubble(works: Sequence[Work]) -> float:
     return 1 - sum(work.end - work.start for work in works) / (stages * span)
 
 
-def most_waiting(order: Sequence[Action]) -> int:
+def most_stored(order: Sequence[Action]) -> int:
     """Return how many micro-batches at most wait for backward: so many activations are held."""
     now = most = 0
     for action in order:

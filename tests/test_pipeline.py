@@ -90,9 +90,9 @@ def test_no_stage_does_two_things_at_once_and_nothing_comes_before_what_it_needs
 
 
 def test_what_waits_for_backward():
-    assert [pipeline.most_waiting(o) for o in pipeline.gpipe(4, 10)] == [10, 10, 10, 10]
+    assert [pipeline.most_stored(o) for o in pipeline.gpipe(4, 10)] == [10, 10, 10, 10]
     orders = pipeline.one_forward_one_backward(4, 10)
-    assert [pipeline.most_waiting(o) for o in orders] == [4, 3, 2, 1]
+    assert [pipeline.most_stored(o) for o in orders] == [4, 3, 2, 1]
 
 
 @pytest.mark.parametrize("order", ORDERS.values())

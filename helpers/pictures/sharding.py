@@ -114,8 +114,8 @@ def draw_schedule(ax: Axes, schedule: str, micro_batches: int, stages: int = 4) 
     orders = make(stages, micro_batches)
     works = pipeline.timeline(orders)
     draw_pipeline(ax, works)
-    held = pipeline.most_waiting(orders[0])
-    ax.set_title(f"bubble = {pipeline.bubble(works):.0%}     most_waiting = {held}", fontsize=10)
+    held = pipeline.most_stored(orders[0])
+    ax.set_title(f"bubble = {pipeline.bubble(works):.0%}     most_stored = {held}", fontsize=10)
 
 
 def draw_pipeline(ax: Axes, works: Sequence[Work]) -> None:

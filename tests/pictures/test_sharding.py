@@ -61,7 +61,7 @@ def test_layers_in_parts_have_a_row_for_each_rank(ax, ranks):
 @pytest.mark.parametrize(("schedule", "held"), [("gpipe", 16), ("1f1b", 4)])
 def test_a_schedule_says_its_bubble_and_what_it_holds(ax, schedule, held):
     pictures.draw_schedule(ax, schedule, 16)
-    assert ax.get_title().split() == ["bubble", "=", "16%", "most_waiting", "=", str(held)]
+    assert ax.get_title().split() == ["bubble", "=", "16%", "most_stored", "=", str(held)]
     assert len(ax.patches) == 4 * 16 * 2
 
 
