@@ -121,9 +121,10 @@ def torchrun(
     """Run `torchrun --standalone --nproc-per-node=RANKS PROGRAM ARGUMENTS…`; print as it goes.
 
     program: a file ending in .py, or a module's name. env: variables beside the present ones.
-    options: more of torchrun's, such as ``--max-restarts=3``. Each line is printed with its rank
-    in front (`echo`), and returned. When a rank fails: RankError with the traceback of the one
-    that failed first, instead of torchrun's report about all. After `timeout` seconds:
+    options: more of torchrun's, such as ``--max-restarts=3`` (restarts need ``--standalone`` and
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 together, which are set here). Each line is printed with
+    its rank in front (`echo`), and returned. When a rank fails: RankError with the traceback of the
+    one that failed first, instead of torchrun's report about all. After `timeout` seconds:
     TimeoutError with the last line of each rank. Whatever ends it, no process is left behind.
     """
     if ranks < 1:
@@ -174,7 +175,8 @@ def torchrun_nodes(
 ) -> list[str]:
     """Run one `torchrun --nnodes=NODES --node-rank=… --nproc-per-node=RANKS` for each node.
 
-    All of them on this machine, which plays the nodes; they meet at a port that was free a moment
+    No restarts: this rendezvous is static (see `_environment`). All on this machine, which plays
+    the nodes; they meet at a port that was free a moment
     ago. Returns for each node what its processes have printed, one after the other. Raises
     RuntimeError as soon as a node fails, TimeoutError after `timeout` seconds; no process is left
     behind.
@@ -233,7 +235,8 @@ def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
     fixed = {
         "PYTHONUNBUFFERED": "1",
         # torchrun 2.15 keeps one store for all its restarts: a rank that starts again quickly finds
-        # there the address of one that has died. Each start gets its own with this:
+        # there the address of one that has died. Each start gets its own with this, but only from a
+        # rendezvous of c10d, as by --standalone: the static one of plain torchrun ignores it
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         # a rank that leaves at once would break the connections that others are still opening
         "TORCH_DIST_INIT_BARRIER": "1",

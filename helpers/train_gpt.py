@@ -2,7 +2,9 @@
 
 # one process       python -m helpers.train_gpt --steps 100
 # two processes     torchrun --standalone --nproc-per-node=2 -m helpers.train_gpt --parallel fsdp2
-# it went down?     the same with --resume, on any number of ranks (torchrun --max-restarts does it)
+# it went down?     the same with --resume, on any number of ranks
+# by itself         TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --max-restarts=3 …
+#                   with --resume; torchrun 2.15 often fails to restart without both
 # several machines  helpers/launch/
 # one plain file    python -m torch.distributed.checkpoint.format_utils dcp_to_torch STEP FILE.pt
 

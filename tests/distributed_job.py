@@ -308,6 +308,36 @@ def order_of_ddp():
     return events
 
 
+def whole_and_resumed(rebuilds):
+    """The weights after ten steps in one go, and with a new start after the fourth."""
+    with distributed.process_group("gloo") as place:
+        end, _ = train_some(place, range(10), None, rebuilds)
+        _, kept = train_some(place, range(4), None, rebuilds)
+        resumed, _ = train_some(place, range(4, 10), kept, rebuilds)
+    return end, resumed
+
+
+def train_some(place, steps, kept, rebuilds):
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)]
+    model = nn.Sequential(*layers).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if kept:
+        model.load_state_dict(kept[0])
+        optimizer.load_state_dict(kept[1])
+    # DDP rebuilds its buckets after the first backward, unless it looks for unused parameters
+    ddp = DistributedDataParallel(model, find_unused_parameters=not rebuilds)
+    for step in steps:
+        generator = torch.Generator().manual_seed(100 * step + place.rank)
+        x = torch.randn(8, 4, generator=generator, dtype=torch.float64)
+        loss = (ddp(x) - x.sum(1, keepdim=True).sin()).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    weights = [parameter.detach() for parameter in model.parameters()]
+    return weights, (model.state_dict(), optimizer.state_dict())
+
+
 def trace_ddp():
     """The wire and the clock of DDP steps of a model of three buckets."""
     from torch.distributed.tensor.debug import CommDebugMode  # slow to import

@@ -147,3 +147,10 @@ def test_a_bucket_starts_when_its_gradients_are_ready():
             expected.append(f"gradient of {layer}.weight is ready")
             expected.append(f"all-reduce of bucket {bucket} starts")
         assert events == expected
+
+
+@pytest.mark.parametrize(("ranks", "rebuilds"), [(2, True), (3, False)])
+def test_resumed_bit_for_bit_where_no_sum_changes_its_order(ranks, rebuilds):
+    """With two ranks a + b = b + a; with more, only as long as DDP does not rebuild its buckets."""
+    for whole, resumed in spawn(job.whole_and_resumed, rebuilds, ranks=ranks):
+        assert all(map(torch.equal, whole, resumed))

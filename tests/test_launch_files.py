@@ -24,7 +24,8 @@ SLURM = {
     "SLURM_GPUS_ON_NODE": "8",
 }
 SCONTROL = 'test "$*" = "show hostnames node[07-08]" && printf "%s\\n" node07 node08\n'
-SRUN = 'printf "%s\\0" "$@" "OMP_NUM_THREADS=$OMP_NUM_THREADS"\n'
+STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+SRUN = f'printf "%s\\0" "$@" "OMP_NUM_THREADS=$OMP_NUM_THREADS" "${STORE}"\n'
 
 
 @pytest.fixture
@@ -45,12 +46,13 @@ def slurm(tmp_path):
 
 
 def test_slurm_starts_a_torchrun_on_each_node(slurm):
-    *words, threads = slurm("--text", "a text.txt", "--batch=64")
+    *words, threads, new_store = slurm("--text", "a text.txt", "--batch=64")
     start = words.index("torchrun")
     assert words[:start] == ["--cpus-per-task=64", "--kill-on-bad-exit=1"]
     asked = get_args_parser().parse_args(words[start + 1 :])
     assert (asked.nnodes, asked.nproc_per_node, asked.max_restarts) == ("2", "gpu", 3)
     assert (asked.rdzv_backend, asked.rdzv_endpoint) == ("c10d", "node07:24567")
+    assert new_store == "1"
     assert (asked.module, asked.training_script) == (True, "helpers.train_gpt")
     flags = train_gpt.flags().parse_args(asked.training_script_args)
     assert flags.resume and str(flags.folder) == "runs/train_gpt-1234567"
@@ -170,6 +172,15 @@ def test_kubernetes_knows_every_field(kind, version, spec):
     Draft202012Validator(schema).validate(written)
     wrong = written | {"spec": written["spec"] | {"nnodes": 2}}
     assert not Draft202012Validator(schema).is_valid(wrong)
+
+
+def test_only_a_rendezvous_of_c10d_is_asked_to_restart():
+    elastic = job("pytorchjob")["spec"]
+    assert elastic["elasticPolicy"]["rdzvBackend"] == "c10d"
+    container = elastic["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    assert {"name": STORE, "value": "1"} in container["env"]
+    trainer = job("trainjob")["spec"]["trainer"]  # its rendezvous is static
+    assert "max-restarts" not in str(trainer) and "PET_MAX_RESTARTS" not in str(trainer)
 
 
 def test_the_flags_in_the_kubernetes_files_fit_each_number_of_nodes():
