@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from helpers.exercises.harness import Exercise, WrongAnswer
+from helpers.exercises.harness import Exercise, of_each_rank
 
 # ---- 1 and 4: a letter for each question; 2 and 3: what each rank has returned
 
@@ -12,33 +12,8 @@ def _at(answer: Any) -> Callable[[Any], Any]:
     return answer if callable(answer) else answer.__getitem__
 
 
-def _each(ranks: int) -> Callable[[Any], Callable[[int], Any]]:
-    """Return the `through` of an answer with one result for each of `ranks`, and no more."""
-
-    def through(answer: Any) -> Callable[[int], Any]:
-        def at(rank: int) -> Any:
-            if not callable(answer) and len(answer) != ranks:
-                raise WrongAnswer(
-                    f"expected one result from each of {ranks} ranks, got {len(answer)}"
-                )
-            return _at(answer)(rank)
-
-        return at
-
-    return through
-
-
-MEAN = 140 / 60  # means 1, 2, 3 over 10, 20, 30 samples
-
-
-def _close(answer: Any) -> Callable[[int], Any]:
-    """Return the mean itself for a float that differs by less than the exercise allows."""
-
-    def at(rank: int) -> Any:
-        number = _each(3)(answer)(rank)
-        return MEAN if isinstance(number, float) and abs(number - MEAN) < 1e-6 else number
-
-    return at
+def _mean() -> float:
+    return (10 * 1.0 + 20 * 2.0 + 30 * 3.0) / (10 + 20 + 30)  # of 10, 20, 30 samples
 
 
 COLLECTIVE = {
@@ -54,7 +29,11 @@ EXERCISES = {
     "collective": Exercise(
         reference=COLLECTIVE, through=_at, cases=lambda: [(key,) for key in COLLECTIVE]
     ),
-    "exchange": Exercise(reference=[200.0, 100.0], through=_each(2), cases=lambda: [(0,), (1,)]),
-    "mean_loss": Exercise(reference=[MEAN] * 3, through=_close, cases=lambda: [(0,), (1,), (2,)]),
+    "exchange": Exercise(
+        reference=[200.0, 100.0], through=of_each_rank(2), cases=lambda: [(0,), (1,)]
+    ),
+    "mean_loss": Exercise(
+        reference=[_mean()] * 3, through=of_each_rank(3, _mean), cases=lambda: [(0,), (1,), (2,)]
+    ),
     "culprit": Exercise(reference=CULPRIT, through=_at, cases=lambda: [(key,) for key in CULPRIT]),
 }

@@ -53,6 +53,33 @@ class Exercise:
     scale: float = 1.0
 
 
+def of_each_rank(
+    ranks: int, near: Callable[[], float] | None = None
+) -> Callable[[Any], Callable[[int], Any]]:
+    """Return the `through` of answers with one result for each of `ranks`, and no more.
+
+    near: what a result has to be; a float that differs from it by less than 1e-6 counts as equal.
+    """
+
+    def through(answer: Any) -> Callable[[int], Any]:
+        def at(rank: int) -> Any:
+            if callable(answer):
+                return answer(rank)
+            if len(answer) != ranks:
+                raise WrongAnswer(
+                    f"expected one result from each of {ranks} ranks, got {len(answer)}"
+                )
+            found = answer[rank]
+            if near is None or not isinstance(found, float):
+                return found
+            # else a few digits, or what is printed of it would differ from machine to machine
+            return near() if abs(found - near()) < 1e-6 else round(found, 4)
+
+        return at
+
+    return through
+
+
 def check(name: str, answer: Any) -> None:
     """Print how `answer` does in exercise `name`, ``"chapter.exercise"``.
 

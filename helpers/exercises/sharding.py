@@ -1,13 +1,12 @@
 """Chapter 15, exercises: how many GPUs, a program to mend, a layer in parts, micro-batches."""
 
-from collections.abc import Callable
-from typing import Any
+from functools import cache
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from helpers.exercises.harness import Exercise
+from helpers.exercises.harness import Exercise, of_each_rank
 
 # ---- 1: how many GPUs
 
@@ -37,19 +36,40 @@ def _trainings() -> list[tuple]:
 
 # ---- 2: a program mended: what each of 2 ranks has returned
 
-MENDED = 0.0810990  # the loss of a single process with clip_grad_norm_
+
+class _Block(nn.Module):
+    """The block of the chapter's runs/sharding/network.py."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(16, 64, dtype=torch.float64)
+        self.down = nn.Linear(64, 16, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(x)))
 
 
-def _within(answer: Any) -> Callable[[int], Any]:
-    """Return the loss itself for a float that differs by less than the exercise allows."""
+@cache
+def trained_alone() -> float:
+    """Return the loss on all samples after 20 steps of a single process, gradients clipped to 1."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(64, 16, generator=generator, dtype=torch.float64)
+    y = torch.sin(x[:, :1]) + x[:, 1:2]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        blocks = [_Block() for _ in range(4)]
+        model = nn.Sequential(*blocks, nn.Linear(16, 1, dtype=torch.float64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(20):
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return F.mse_loss(model(x), y).item()
 
-    def at(rank: int) -> Any:
-        found = answer(rank) if callable(answer) else answer[rank]
-        if isinstance(found, float) and abs(found - MENDED) < 1e-6:  # clipped with 1e-6 or not
-            return MENDED
-        return round(found, 4) if isinstance(found, float) else found
 
-    return at
+def _alone(rank: int) -> float:
+    return trained_alone()
 
 
 # ---- 3: two layers in parts
@@ -91,7 +111,9 @@ def _pipelines() -> list[tuple]:
 
 EXERCISES = {
     "gpus_needed": Exercise(reference=gpus_needed, cases=_trainings),
-    "mended": Exercise(reference=[MENDED] * 2, through=_within, cases=lambda: [(0,), (1,)]),
+    "mended": Exercise(
+        reference=_alone, through=of_each_rank(2, trained_alone), cases=lambda: [(0,), (1,)]
+    ),
     "mlp_terms": Exercise(reference=mlp_terms, cases=_layers),
     "micro_batches_for": Exercise(reference=micro_batches_for, cases=_pipelines),
 }

@@ -4,7 +4,7 @@ from fractions import Fraction
 import torch
 import torch.nn.functional as F
 
-from helpers.exercises.sharding import MENDED
+from helpers.exercises.sharding import trained_alone
 
 
 def gpus_by_hand(parameters, memory, stage):
@@ -102,7 +102,7 @@ def share_of_work(stages, percent):
 
 RIGHT = {
     "gpus_needed": [gpus_by_hand],
-    "mended": [[MENDED] * 2, [MENDED + 2e-7] * 2],
+    "mended": [[trained_alone()] * 2, [trained_alone() + 2e-7] * 2],
     "mlp_terms": [terms],
     "micro_batches_for": [by_formula, with_fractions],
 }
@@ -112,8 +112,8 @@ WRONG = [
     ("gpus_needed", gpus_rounded_down, "value"),
     ("gpus_needed", gpus_searched, "expected int, got NoneType"),
     ("gpus_needed", gpus_part_rounded_down, "value"),
-    ("mended", [MENDED + 2e-6] * 2, "value"),
-    ("mended", [MENDED, MENDED + 1e-3], "value"),  # right on one rank only
+    ("mended", [trained_alone() + 2e-6] * 2, "value"),
+    ("mended", [trained_alone(), trained_alone() + 1e-3], "value"),  # right on one rank only
     ("mlp_terms", terms_by_rows, "differ"),
     ("mlp_terms", terms_added, "list"),
     ("mlp_terms", terms_divided, "differ"),
