@@ -61,17 +61,17 @@ def tree_schedule(ranks: int) -> list[Transfer]:
 
 
 def holdings(schedule: Sequence[Transfer], ranks: int, chunks: int) -> list[list[list[set[int]]]]:
-    """Replay a schedule: `[step][rank][chunk]` is the set of ranks whose numbers are summed there.
+    """Replay a schedule: `[k][rank][chunk]` is the set of ranks whose numbers are summed there.
 
-    Entry 0 is the beginning, entry s + 1 what is held after step s.
+    Entry 0 is the beginning, entry k + 1 what is held after round k.
     """
     now = [[{rank} for _ in range(chunks)] for rank in range(ranks)]
     found = [now]
-    steps = 1 + max((t.round for t in schedule), default=-1)
-    for step in range(steps):
+    rounds = 1 + max((t.round for t in schedule), default=-1)
+    for k in range(rounds):
         after = [[set(chunk) for chunk in rank] for rank in now]
         for t in schedule:
-            if t.round == step:
+            if t.round == k:
                 came, own = now[t.sender][t.chunk], now[t.receiver][t.chunk]
                 if t.adds and came & own:
                     raise ValueError(f"ranks {came & own} would be counted twice: {t}")

@@ -175,11 +175,10 @@ def torchrun_nodes(
 ) -> list[str]:
     """Run one `torchrun --nnodes=NODES --node-rank=… --nproc-per-node=RANKS` for each node.
 
-    No restarts: this rendezvous is static (see `_environment`). All on this machine, which plays
-    the nodes; they meet at a port that was free a moment
-    ago. Returns for each node what its processes have printed, one after the other. Raises
-    RuntimeError as soon as a node fails, TimeoutError after `timeout` seconds; no process is left
-    behind.
+    All of them on this machine, which plays the nodes; they meet at a port that was free a moment
+    ago. No restarts: this rendezvous is static (see `_environment`). Returns for each node what its
+    processes have printed, one after the other. Raises RuntimeError as soon as a node fails,
+    TimeoutError after `timeout` seconds; no process is left behind.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -184,11 +184,18 @@ def model_sizes(preset: str) -> dict[str, page.Size]:
 
 
 def choices(
-    *, precision: page.Choice, optimizer: page.Choice, checkpointing: str
+    *, precision: str, mixed: str, optimizer: page.Choice, checkpointing: str
 ) -> dict[str, page.Choice]:
-    """Return the lists of both calculators: those given, and two that start with the same words."""
+    """Return the lists of both calculators.
+
+    precision, checkpointing: where the lists start; mixed: what mixed precision is called.
+    """
     return {
-        "precision": precision,
+        "precision": page.Choice(
+            label="precision | 精度",
+            options={"fp32": "float32", "amp": mixed, "bf16": "all bfloat16 | 全部 bfloat16"},
+            start=precision,
+        ),
         "optimizer": optimizer,
         "attention": page.Choice(label="attention | 注意力", options=ATTENTION, start="fused"),
         "checkpointing": page.Choice(
@@ -221,15 +228,8 @@ def calculator() -> None:
             "gpus": page.Size(label="GPUs, with DDP | GPU 数（DDP）", values=powers, start=1),
         },
         choices=choices(
-            precision=page.Choice(
-                label="precision | 精度",
-                options={
-                    "fp32": "float32",
-                    "amp": "mixed: autocast to 16 bits | 混合精度：autocast 到 16 位",
-                    "bf16": "all bfloat16 | 全部 bfloat16",
-                },
-                start="fp32",
-            ),
+            precision="fp32",
+            mixed="mixed: autocast to 16 bits | 混合精度：autocast 到 16 位",
             optimizer=page.Choice(
                 label="optimizer | 优化器",
                 options={"none": "none | 无", **OPTIMIZERS},

@@ -164,15 +164,8 @@ def calculator() -> None:
                 start="ddp",
             ),
             **memory.choices(
-                precision=page.Choice(
-                    label="precision | 精度",
-                    options={
-                        "fp32": "float32",
-                        "amp": "mixed: computing in 16 bits | 混合精度：用 16 位计算",
-                        "bf16": "all bfloat16 | 全部 bfloat16",
-                    },
-                    start="amp",
-                ),
+                precision="amp",
+                mixed="mixed: computing in 16 bits | 混合精度：用 16 位计算",
                 optimizer=page.Choice(
                     label="optimizer | 优化器", options=memory.OPTIMIZERS, start="fused adam"
                 ),
