@@ -14,7 +14,7 @@ MIME = "application/vnd.pytorch-book.claim+json"
 CLAIMS = Path(__file__).resolve().parents[2] / "book" / "claims.yml"
 VERDICTS = {
     "holds": ("holds", "成立"),
-    "holds-if": ("holds if …", "有条件成立"),
+    "holds-if": ("holds under conditions", "有条件成立"),
     "false": ("does not hold", "不成立"),
     "not-recorded": ("not recorded yet", "尚无实测记录"),
 }
@@ -23,7 +23,7 @@ MISSING = {
     "zh": "还没有人在 GPU 上测过；要测，可以在有 GPU 的机器上运行 `make measure NAME={stem}`",
 }
 # What introduces the claim: E… are sayings that the book corrects, M… what it states itself.
-LABELS = {"E": ("A common saying", "常见的说法"), "M": ("The claim", "论断")}
+LABELS = {"E": ("A common claim", "常见的说法"), "M": ("The claim", "论断")}
 MEASURED = ("Measured", "实测")
 
 

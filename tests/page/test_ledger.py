@@ -27,7 +27,7 @@ def test_result_is_a_line_and_data(shown):
         "verdict": "holds-if",
         "values": {"wet": 3, "total": 4},
     }
-    assert bundle["text/plain"] == "M99 · `Water` is <wet> · holds if …: 3 of 4 drops"
+    assert bundle["text/plain"] == "M99 · `Water` is <wet> · holds under conditions: 3 of 4 drops"
     html = bundle["text/html"]
     assert (
         "<!--zh-->" in html

@@ -60,7 +60,7 @@ def verdict_words() -> dict[str, str]:
     """A verdict in the page's language."""
     words = (
         _("holds"),
-        _("holds if …"),
+        _("holds under conditions"),
         _("does not hold"),
         _("not recorded yet"),
         _("no result yet"),
