@@ -11,8 +11,9 @@ time that training loses against steps that never wait, measured and predicted b
 `loading.period`; the first batch of epoch 2 with fresh and with persistent workers. The step is
 an accelerator's and keeps no core busy; in one kind more, `heavy + cpu`, it takes a core.
 
-With a CUDA device, rows "copy: …" time a step on batches that come from pageable memory, from
-pinned memory, with non_blocking, and on a stream of their own (`loading.Prefetcher`).
+On a CUDA device something else is measured, since workers are a matter of the CPU: rows "copy: …"
+time a step on batches that come from pageable memory, from pinned memory, with non_blocking, and
+on a stream of their own (`loading.Prefetcher`).
 """
 
 import copy
@@ -245,10 +246,20 @@ UNITS = {
     "epoch_2": "ms",
     "epoch_2_kept": "ms",
 }
-COPY_UNITS = {"step": "ms", "copy": "ms", "compute": "ms", "overlap": "fraction"}
+COPY_UNITS = {"samples": "name", "step": "ms", "copy": "ms", "compute": "ms", "overlap": "fraction"}
 
 
 def measure(device: torch.device) -> records.Record:
+    return measure_copies(device) if device.type == "cuda" else measure_workers(device)
+
+
+def measure_copies(device: torch.device) -> records.Record:
+    clock = "perf_counter, from one step to the next, the device waited for at the end"
+    provenance = records.provenance(environment.versions(device), repeats=REPEATS, clock=clock)
+    return records.Record("data", provenance, COPY_UNITS, copies(device))
+
+
+def measure_workers(device: torch.device) -> records.Record:
     warnings.filterwarnings("ignore", "This DataLoader will create")  # more than cores: the point
     torch.set_num_threads(1)  # as in a worker: the prediction starts from one process's time
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -264,8 +275,4 @@ def measure(device: torch.device) -> records.Record:
         for workers in WORKERS:
             rows.append(row(name, datasets[kind], workers, cost, cores))
             print(rows[-1], flush=True)
-    units = dict(UNITS)
-    if device.type == "cuda":
-        units |= COPY_UNITS
-        rows += copies(device)
-    return records.Record("data", provenance, units, [{k: r.get(k) for k in units} for r in rows])
+    return records.Record("data", provenance, UNITS, rows)

@@ -290,11 +290,13 @@ def measure(
     provenance |= {"triton": triton.__version__, "interpreted": INTERPRETED}
     ceilings = _ceilings(device)
     rows = []
+    start = time.perf_counter()
     for case in found:
         for dtype in case.dtypes or DTYPES:
             for shape in case.shapes:
                 torch.compiler.reset()
                 rows += _rows(case, shape, dtype, device, repeats)
+                print(case.kernel, dtype, shape, f"{time.perf_counter() - start:.0f} s", flush=True)
     provenance |= ceilings | {"summary": summary(rows, ceilings, provenance["device"])}
     return records.Record("kernels", provenance, UNITS, rows)
 
