@@ -187,32 +187,32 @@ def test_break_even_of_nothing_and_of_nonsense():
 
 
 @pytest.fixture
-def benchmark(monkeypatch, load_benchmark):
+def bench(monkeypatch, load_benchmark):
     module = load_benchmark("compilation")
     monkeypatch.setattr(module, "PAIRS", 3)
     return module
 
 
 @pytest.mark.parametrize(("workload", "mode"), [("tiny", "default"), ("mlp", "script")])
-def test_a_child_times_the_first_call_and_steady_ones(benchmark, workload, mode):
-    cold = benchmark.child(workload, mode, "cpu", steady=False)
+def test_a_child_times_the_first_call_and_steady_ones(bench, workload, mode):
+    cold = bench.child(workload, mode, "cpu", steady=False)
     assert list(cold) == ["first"] and cold["first"] > 0
     torch.compiler.reset()
-    warm = benchmark.child(workload, mode, "cpu", steady=True)
+    warm = bench.child(workload, mode, "cpu", steady=True)
     assert set(warm) == {"first", "difference", "eager", "compiled", "ratio"}
     assert all(len(warm[name]) == 3 for name in ("eager", "compiled", "ratio"))
     assert warm["difference"] < 1e-4
 
 
 @pytest.mark.parametrize("workload", ["chain", "cnn", "transformer"])
-def test_every_workload_can_be_scripted_to_the_same_result(benchmark, workload):
+def test_every_workload_can_be_scripted_to_the_same_result(bench, workload):
     with torch.no_grad():
-        function, x = benchmark.job(workload, torch.device("cpu"))
-        scripted = benchmark.prepare(function, x[:2], "script")
+        function, x = bench.job(workload, torch.device("cpu"))
+        scripted = bench.prepare(function, x[:2], "script")
         torch.testing.assert_close(scripted(x[:2]), function(x[:2]))
 
 
-def test_the_record_has_a_row_for_each_mode(benchmark, monkeypatch):
+def test_the_record_has_a_row_for_each_mode(bench, monkeypatch):
     steady = {"difference": 0.0} | dict.fromkeys(["eager", "compiled", "ratio"], [1.0, 1.0, 1.0])
     calls = []
 
@@ -220,14 +220,14 @@ def test_the_record_has_a_row_for_each_mode(benchmark, monkeypatch):
         calls.append((workload, mode, cache))
         return {"first": 1.5} | (steady if steady_too else {})
 
-    monkeypatch.setattr(benchmark, "child", None)
-    monkeypatch.setattr(benchmark, "run", lambda w, m, d, c, steady: run(w, m, d, c, steady))
-    record = benchmark.measure(torch.device("cpu"))
+    monkeypatch.setattr(bench, "child", None)
+    monkeypatch.setattr(bench, "run", lambda w, m, d, c, steady: run(w, m, d, c, steady))
+    record = bench.measure(torch.device("cpu"))
     rows = {(row["workload"], row["mode"]) for row in record.rows}
     assert len(rows) == len(record.rows) == 17 and ("transformer", "max-autotune") in rows
     assert len({cache for _, _, cache in calls}) == 17  # each row has caches of its own
 
 
-def test_a_child_that_fails_says_why(benchmark, tmp_path):
+def test_a_child_that_fails_says_why(bench, tmp_path):
     with pytest.raises(RuntimeError, match=r"mlp, sideways: [\s\S]*Unrecognized mode"):
-        benchmark.run("mlp", "sideways", torch.device("cpu"), str(tmp_path), steady=False)
+        bench.run("mlp", "sideways", torch.device("cpu"), str(tmp_path), steady=False)

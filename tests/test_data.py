@@ -471,7 +471,7 @@ def test_bad_buckets(size, pool):
 
 
 @pytest.fixture
-def benchmark(monkeypatch, load_benchmark):
+def bench(monkeypatch, load_benchmark):
     module = load_benchmark("data")
     monkeypatch.setattr(module, "REPEATS", 3)
     yield module
@@ -479,61 +479,61 @@ def benchmark(monkeypatch, load_benchmark):
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_the_benchmark_runs(benchmark, monkeypatch):
-    monkeypatch.setattr(benchmark, "WORKERS", (0,))
-    monkeypatch.setattr(benchmark, "BATCH", 2)
-    monkeypatch.setattr(benchmark, "STEP", 0.001)
-    monkeypatch.setattr(benchmark, "batches", lambda workers: 4)
-    record = benchmark.measure(torch.device("cpu"))
-    assert record.name == "data" and set(record.units) == set(benchmark.UNITS)
+def test_the_benchmark_runs(bench, monkeypatch):
+    monkeypatch.setattr(bench, "WORKERS", (0,))
+    monkeypatch.setattr(bench, "BATCH", 2)
+    monkeypatch.setattr(bench, "STEP", 0.001)
+    monkeypatch.setattr(bench, "batches", lambda workers: 4)
+    record = bench.measure(torch.device("cpu"))
+    assert record.name == "data" and set(record.units) == set(bench.UNITS)
     assert [r["samples"] for r in record.rows] == ["light", "heavy", "remote", "heavy + cpu"]
-    cost = benchmark.cost_of(benchmark.kinds(8)["remote"], 0.001, 0.0)
+    cost = bench.cost_of(bench.kinds(8)["remote"], 0.001, 0.0)
     assert 0.005 < cost.wait <= cost.inline and cost.load > 0.005 and cost.handover > 0
-    for r in [*record.rows, benchmark.row("x", benchmark.kinds(8)["light"], 1, cost, 2)]:
+    for r in [*record.rows, bench.row("x", bench.kinds(8)["light"], 1, cost, 2)]:
         assert 0 <= r["predicted"] < 1 and 0 <= r["stall"][0] and r["images"][0] > 0
 
 
-def test_the_benchmarks_samples(benchmark):
-    kinds = benchmark.kinds(3)
+def test_the_benchmarks_samples(bench):
+    kinds = bench.kinds(3)
     assert kinds["light"][0].shape == (3, 32, 32) and kinds["light"][0].dtype == torch.float32
     torch.manual_seed(0)
     first, second = kinds["heavy"][0], kinds["heavy"][0]
     assert first.shape == (3, 128, 128) and 0 <= first.min() and first.max() <= 1
     assert not torch.equal(first, second)  # augmented anew each time
-    assert benchmark.photo() == benchmark.photo() != benchmark.photo(1)
+    assert bench.photo() == bench.photo() != bench.photo(1)
 
 
-def test_the_benchmarks_ways_to_copy(benchmark):
+def test_the_benchmarks_ways_to_copy(bench):
     batches = [[torch.arange(3)], [torch.arange(2)]]
-    got = benchmark.to_device(batches, torch.device("cpu"), non_blocking=True)
+    got = bench.to_device(batches, torch.device("cpu"), non_blocking=True)
     assert [t[0].tolist() for t in got] == [[0, 1, 2], [0, 1]]
-    rows = benchmark.copies(torch.device("cpu"), shape=(2, 3), n=4)
+    rows = bench.copies(torch.device("cpu"), shape=(2, 3), n=4)
     assert [r["samples"][6:] for r in rows][0::3] == ["pageable", "pinned, side stream"]
-    assert all(set(benchmark.COPY_UNITS) == set(r) and 0 <= r["overlap"] <= 1 for r in rows)
+    assert all(set(bench.COPY_UNITS) == set(r) and 0 <= r["overlap"] <= 1 for r in rows)
 
 
-def test_copies_and_steps_are_timed_by_one_clock(benchmark, monkeypatch):
+def test_copies_and_steps_are_timed_by_one_clock(bench, monkeypatch):
     options = []
 
     def time_ms(call, device, **chosen):
         options.append(chosen)
-        return benchmark.timing.Quantiles(1.0, 1.0, 1.0)
+        return bench.timing.Quantiles(1.0, 1.0, 1.0)
 
-    monkeypatch.setattr(benchmark.timing, "time_ms", time_ms)
-    benchmark.copies(torch.device("cpu"), shape=(2, 3), n=4)
+    monkeypatch.setattr(bench.timing, "time_ms", time_ms)
+    bench.copies(torch.device("cpu"), shape=(2, 3), n=4)
     assert options == [{"by_host": True}] * 3  # copy, product, compute; a step is the host's time
 
 
 @pytest.mark.parametrize(
     "step, hidden", [(3.0, 0.0), (2.0, 1.0), (2.5, 0.5), (9.0, 0.0), (1.0, 1.0)]
 )
-def test_overlap(benchmark, step, hidden):
-    assert benchmark.overlap(step, copy=1.0, compute=2.0) == hidden
+def test_overlap(bench, step, hidden):
+    assert bench.overlap(step, copy=1.0, compute=2.0) == hidden
 
 
 @pytest.mark.gpu
-def test_the_benchmarks_copies_on_cuda(benchmark):
-    record = benchmark.measure(torch.device("cuda"))
+def test_the_benchmarks_copies_on_cuda(bench):
+    record = bench.measure(torch.device("cuda"))
     by_way = {r["samples"][6:]: r["overlap"] for r in record.rows}
     assert by_way["pinned, side stream"] > by_way["pinned"]
 

@@ -16,13 +16,13 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
+def bench(monkeypatch):
     monkeypatch.syspath_prepend(str(records.FOLDER.parent))
     return importlib.import_module
 
 
-def test_labels_of_devices(benchmark, monkeypatch):
-    measure = benchmark("measure")
+def test_labels_of_devices(bench, monkeypatch):
+    measure = bench("measure")
     assert measure.label(CPU) == "cpu"
     monkeypatch.setattr("helpers.environment.device_name", lambda d: "NVIDIA GeForce RTX 4090")
     assert measure.label(torch.device("cuda")) == "rtx4090"
@@ -34,16 +34,16 @@ def test_unknown_name_lists_the_known():
     assert done.returncode == 2 and "'mnist'" in done.stderr and "'training'" in done.stderr
 
 
-def test_training_overhead(benchmark, monkeypatch):
-    training = benchmark("training")
+def test_training_overhead(bench, monkeypatch):
+    training = bench("training")
     monkeypatch.setattr(training, "PAIRS", 3)
     monkeypatch.setattr(training, "CHUNKS", dict.fromkeys(training.CHUNKS, 2))
     record = training.measure(CPU)
     assert len(record.rows) == 2 and all(len(r["lightning_ratio"]) == 3 for r in record.rows)
 
 
-def test_memory_is_predicted_and_measured(benchmark, monkeypatch):
-    memory = benchmark("memory")
+def test_memory_is_predicted_and_measured(bench, monkeypatch):
+    memory = bench("memory")
     monkeypatch.setattr(memory, "REPEATS", 3)
     sizes = {
         "MLP": {"width": 16, "blocks": 2, "batch": 64},
@@ -62,13 +62,13 @@ def test_memory_is_predicted_and_measured(benchmark, monkeypatch):
     assert gpt["all three"] < gpt["plain"]
 
 
-def test_memory_is_recorded_where_it_can_be(benchmark):
+def test_memory_is_recorded_where_it_can_be(bench):
     with pytest.raises(RuntimeError, match="recorded on cpu and cuda, got meta"):
-        benchmark("memory").measure(torch.device("meta"))
+        bench("memory").measure(torch.device("meta"))
 
 
-def test_all_reduces_in_turns(benchmark, monkeypatch):
-    module = benchmark("distributed")
+def test_all_reduces_in_turns(bench, monkeypatch):
+    module = bench("distributed")
     monkeypatch.setattr(module, "REPEATS", 3)
     monkeypatch.setattr(module, "SIZES", (2**12, 2**22))
     monkeypatch.setattr(module.collectives, "fit_network", lambda *_: (1e-4, 1e9))
@@ -80,14 +80,14 @@ def test_all_reduces_in_turns(benchmark, monkeypatch):
     assert module.row(8, one + other)["ring_speed"] == (0.25, 0.25, 0.25)
 
 
-def test_an_all_reduce_needs_two_devices(benchmark, monkeypatch):
+def test_an_all_reduce_needs_two_devices(bench, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(RuntimeError, match="needs two devices or more, cuda is one"):
-        benchmark("distributed").measure(torch.device("cuda"))
+        bench("distributed").measure(torch.device("cuda"))
 
 
-def test_scaling_in_rounds(benchmark, monkeypatch):
-    module = benchmark("distributed_scaling")
+def test_scaling_in_rounds(bench, monkeypatch):
+    module = bench("distributed_scaling")
     small = {"REPEATS": 3, "WARM_UP": 1, "ROUNDS": 1, "PROCESSES": (1, 2), "BATCHES": (4,)}
     small |= {"THREADS": (1,), "BUCKETS": (0.25, 25), "LAYERS": 2, "WIDTH": 8}
     for name, value in small.items():
@@ -97,8 +97,8 @@ def test_scaling_in_rounds(benchmark, monkeypatch):
     assert kinds == ["processes"] * 2 + ["threads"] * 2 + ["buckets"] * 2
 
 
-def test_what_is_disturbed_is_measured_again(benchmark, monkeypatch):
-    module = benchmark("distributed_scaling")
+def test_what_is_disturbed_is_measured_again(bench, monkeypatch):
+    module = bench("distributed_scaling")
     quiet = iter([False, True, False, True, True])  # before; before, after; before, after
     monkeypatch.setattr(module, "is_quiet", lambda: next(quiet))
     runs = iter([["disturbed"], ["calm"]])
@@ -109,8 +109,8 @@ def test_what_is_disturbed_is_measured_again(benchmark, monkeypatch):
         module.undisturbed(None)
 
 
-def test_all_reduces_between_hosts_are_predicted(benchmark, monkeypatch):
-    module = benchmark("collectives")
+def test_all_reduces_between_hosts_are_predicted(bench, monkeypatch):
+    module = bench("collectives")
     times = {"4": [200.0] * 3, "8": [300.0] * 3}
     ways = dict.fromkeys(("rank 0", "ring", "tree", "backend"), times)
     monkeypatch.setattr(module, "between_hosts", lambda count: ways)
@@ -123,10 +123,10 @@ def test_all_reduces_between_hosts_are_predicted(benchmark, monkeypatch):
     assert predicted == [625.0, 175.0, 416.7, 175.0]
 
 
-def test_hosts_have_cables_of_their_own(benchmark, monkeypatch):
+def test_hosts_have_cables_of_their_own(bench, monkeypatch):
     if reason := why_not():
         pytest.skip(reason)
-    module = benchmark("collectives")
+    module = bench("collectives")
     monkeypatch.setattr(module, "REPEATS", 3)
     monkeypatch.setattr(module, "SIZES", (2**18,))
     taken = module.between_hosts(2)
@@ -135,11 +135,11 @@ def test_hosts_have_cables_of_their_own(benchmark, monkeypatch):
     assert min(taken["rank 0"][str(2**18)]) > 2 * (2**18 - 2**15) / 10e6 * 1e3
 
 
-def test_scaling_is_measured_on_a_cpu(benchmark):
+def test_scaling_is_measured_on_a_cpu(bench):
     with pytest.raises(RuntimeError, match="processes on a CPU, not cuda"):
-        benchmark("distributed_scaling").measure(torch.device("cuda"))
+        bench("distributed_scaling").measure(torch.device("cuda"))
     with pytest.raises(RuntimeError, match="have no GPU of their own"):
-        benchmark("collectives").measure(torch.device("cuda"))
+        bench("collectives").measure(torch.device("cuda"))
 
 
 @pytest.fixture
@@ -166,8 +166,8 @@ class Oracle(nn.Module):
         return nn.functional.one_hot(answer, 10).float() + self.weight
 
 
-def test_mnist_stops_the_baselines_at_99_percent(benchmark, few):
-    module = benchmark("mnist")
+def test_mnist_stops_the_baselines_at_99_percent(bench, few):
+    module = bench("mnist")
     later = iter([Oracle(5), Oracle(2), Oracle(0), Oracle(0)])
     row = module.row("example", 7, later, few, torch.device("cpu"))
     assert (row["epochs"], row["errors"], row["test_accuracy"]) == (3, 0, 1.0)
@@ -177,22 +177,22 @@ def test_mnist_stops_the_baselines_at_99_percent(benchmark, few):
     assert set(row) == set(module.UNITS)
 
 
-def test_mnist_runs_the_books_recipes(benchmark, few, monkeypatch):
-    module = benchmark("mnist")
+def test_mnist_runs_the_books_recipes(bench, few, monkeypatch):
+    module = bench("mnist")
     recipe = mnist.Recipe(epochs=1, batch_size=20, width=4)
     model = list(module.book(few, recipe, 0, CPU))
     assert len(model) == 1 and not model[0].training
 
 
-def test_mnist_needs_the_full_set(benchmark, few, monkeypatch):
-    module = benchmark("mnist")
+def test_mnist_needs_the_full_set(bench, few, monkeypatch):
+    module = bench("mnist")
     monkeypatch.setattr(data, "mnist", lambda: few)
     with pytest.raises(RuntimeError, match="needs full MNIST: set PYTORCH_BOOK_DATA"):
         module.measure(CPU)
 
 
-def test_the_baselines_are_the_published_nets(benchmark):
-    module = benchmark("mnist")
+def test_the_baselines_are_the_published_nets(bench):
+    module = bench("mnist")
     x = torch.randn(2, 1, 28, 28)
     for net, parameters in ((module.example_net(), 1_199_882), (module.adam_net(), 225_034)):
         assert net(x).shape == (2, 10)

@@ -218,9 +218,9 @@ def test_roofs_of_this_machine_are_possible():
 
 
 def test_the_benchmark_has_a_row_for_everything(monkeypatch, load_benchmark):
-    benchmark = load_benchmark("profiling")
-    monkeypatch.setattr(benchmark, "REPEATS", 3)
-    record = benchmark.measure(CPU, sizes=(8, 16), mib=1)
+    bench = load_benchmark("profiling")
+    monkeypatch.setattr(bench, "REPEATS", 3)
+    record = bench.measure(CPU, sizes=(8, 16), mib=1)
     kinds = [row["kind"] for row in record.rows]
     assert [kinds.count(k) for k in ("peak", "op", "planted", "utilization")] == [3, 6, 6, 0]
     pairs = [row["name"].rpartition(", ")[::2] for row in record.rows if row["kind"] == "profiler"]
@@ -234,18 +234,18 @@ def test_the_benchmark_has_a_row_for_everything(monkeypatch, load_benchmark):
 
 
 def test_what_is_planted_and_its_cure_do_the_same(load_benchmark):
-    benchmark = load_benchmark("profiling")
-    slow, cured = benchmark._data(samples=8, steps=2).values()
+    bench = load_benchmark("profiling")
+    slow, cured = bench._data(samples=8, steps=2).values()
     for a, b in zip(slow(), cured(), strict=True):
         assert torch.equal(a[0], b[0])
-    slow, cured = benchmark._fetches(3, CPU).values()
+    slow, cured = bench._fetches(3, CPU).values()
     assert slow() == pytest.approx(cured(), rel=1e-5)
-    assert list(benchmark._optimizers(2, CPU)) == ["AdamW, a loop", "AdamW, fused"]
+    assert list(bench._optimizers(2, CPU)) == ["AdamW, a loop", "AdamW, fused"]
 
 
 def test_the_benchmark_asks_nvidia_smi(monkeypatch, load_benchmark):
-    benchmark = load_benchmark("profiling")
+    bench = load_benchmark("profiling")
     answer = type("Done", (), {"stdout": "97\n"})
-    monkeypatch.setattr(benchmark.subprocess, "run", lambda *a, **k: answer)
-    monkeypatch.setattr(benchmark, "REPEATS", 3)
-    assert benchmark._utilization(CPU, calls=2)["utilization"] == 97
+    monkeypatch.setattr(bench.subprocess, "run", lambda *a, **k: answer)
+    monkeypatch.setattr(bench, "REPEATS", 3)
+    assert bench._utilization(CPU, calls=2)["utilization"] == 97

@@ -115,18 +115,18 @@ def test_element_offset_of_a_scalar_and_with_a_wrong_index():
 
 
 @pytest.fixture
-def benchmark(load_benchmark):
+def bench(load_benchmark):
     return load_benchmark("tensors")
 
 
-def test_the_benchmark_returns_a_record(benchmark):
-    record = benchmark.measure(CPU, sizes=(4, 8), repeats=3)
+def test_the_benchmark_returns_a_record(bench):
+    record = bench.measure(CPU, sizes=(4, 8), repeats=3)
     assert record.name == "tensors" and record.column("n") == [4, 8]
     assert set(record.units) == {"n", "cpu_first", "cpu"}
     assert all(row["cpu_first"] > 0 and row["cpu"][0] > 0 for row in record.rows)
 
 
-def test_cpu_and_accelerator_are_timed_by_one_clock(benchmark, monkeypatch):
+def test_cpu_and_accelerator_are_timed_by_one_clock(bench, monkeypatch):
     """A kernel's own time holds no launch: beside the host's time of a CPU it would look better."""
     options = []
 
@@ -134,15 +134,15 @@ def test_cpu_and_accelerator_are_timed_by_one_clock(benchmark, monkeypatch):
         options.append(chosen)
         return timing.Quantiles(1.0, 1.0, 1.0)
 
-    monkeypatch.setattr(benchmark.timing, "time_ms", time_ms)
-    monkeypatch.setattr(benchmark.timing, "wait_for", lambda device: None)
-    benchmark._on_accelerator(torch.ones(2, 2), torch.ones(2, 2), torch.device("meta"), 3)
+    monkeypatch.setattr(bench.timing, "time_ms", time_ms)
+    monkeypatch.setattr(bench.timing, "wait_for", lambda device: None)
+    bench._on_accelerator(torch.ones(2, 2), torch.ones(2, 2), torch.device("meta"), 3)
     assert options == [{"by_host": True}] * 2
 
 
 @pytest.mark.gpu
-def test_the_benchmark_on_a_gpu(benchmark):
-    record = benchmark.measure(torch.device("cuda"), sizes=(64, 2048), repeats=5)
+def test_the_benchmark_on_a_gpu(bench):
+    record = bench.measure(torch.device("cuda"), sizes=(64, 2048), repeats=5)
     small, large = record.rows
     assert large["gpu"][1] < large["cpu"][1]
     assert large["gpu_launch"][1] < large["gpu"][1] < large["gpu_copies"][1]

@@ -38,6 +38,7 @@ def _config(BT: int, BS: int, stages: int, warps: int) -> triton.Config:
     return triton.Config({"BT": BT, "BS": BS}, num_stages=stages, num_warps=warps)
 
 
+TILES = {"BT": "T", "BS": "S"}
 FORWARD = [
     _config(32, 32, 1, 8),  # the one whose float32 products fit into registers
     _config(64, 64, 3, 4),
@@ -60,7 +61,7 @@ def _load(ptr, row, rows, D: tl.constexpr, TO: tl.constexpr):
     return tl.load(ptr + at, (row < rows)[:, None], 0.0).to(TO)
 
 
-@autotune(FORWARD, key=["T", "S", "D", "CAUSAL"])
+@autotune(FORWARD, key=["T", "S", "D", "CAUSAL"], tiles=TILES)
 @triton.jit
 def _forward_kernel(
     q_ptr,  # in   [Z, T, D]
@@ -119,7 +120,7 @@ def _weights(q, k, lse, t, s, T, S, scale: tl.constexpr, CAUSAL: tl.constexpr, A
     return tl.where(seen, tl.exp2(scores - lse[:, None]), 0.0)
 
 
-@autotune(BACKWARD, key=["T", "S", "D", "CAUSAL"])
+@autotune(BACKWARD, key=["T", "S", "D", "CAUSAL"], tiles=TILES)
 @triton.jit
 def _backward_q_kernel(
     q_ptr,  # in   [Z, T, D]
@@ -159,7 +160,7 @@ def _backward_q_kernel(
     tl.store(dq_ptr + at, dq.to(dq_ptr.dtype.element_ty), (t < T)[:, None])
 
 
-@autotune(BACKWARD, key=["T", "S", "D", "CAUSAL"])
+@autotune(BACKWARD, key=["T", "S", "D", "CAUSAL"], tiles=TILES)
 @triton.jit
 def _backward_kv_kernel(
     q_ptr,  # in   [Z, T, D]

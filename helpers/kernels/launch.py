@@ -76,9 +76,29 @@ def has_data(tensor: Tensor) -> bool:
     return not isinstance(tensor, FakeTensor)
 
 
-def autotune(configs: list[triton.Config], key: list[str]) -> Callable:
-    """`triton.autotune` on a GPU; interpreted, the first configuration, as there is no clock."""
-    return triton.autotune(configs[:1] if INTERPRETED else configs, key=key)
+def autotune(configs: list[triton.Config], key: list[str], tiles: dict[str, str]) -> Callable:
+    """`triton.autotune` on a GPU; interpreted, the first configuration, as there is no clock.
+
+    tiles: side of a tile -> the argument that it divides. Each configuration takes a second to
+    compile, so those whose tiles are larger than the matrix are not tried.
+    """
+    if INTERPRETED:
+        return triton.autotune(configs[:1], key=key)
+
+    def prune(configs: list[triton.Config], arguments: dict[str, Any], **_: Any) -> list:
+        return fitting(configs, {tile: arguments[name] for tile, name in tiles.items()})
+
+    return triton.autotune(configs, key=key, prune_configs_by={"early_config_prune": prune})
+
+
+def fitting(configs: list[triton.Config], sizes: dict[str, int]) -> list[triton.Config]:
+    """Return the configurations whose tiles are at most `sizes`, rounded up to a power of 2.
+
+    The first one, the smallest, where none fits.
+    """
+    most = {tile: triton.next_power_of_2(size) for tile, size in sizes.items()}
+    kept = [c for c in configs if all(c.kwargs[tile] <= most[tile] for tile in most)]
+    return kept or configs[:1]
 
 
 def accumulator(dtype: torch.dtype) -> tl.dtype:

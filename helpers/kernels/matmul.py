@@ -45,7 +45,7 @@ CONFIGS = [
 ]
 
 
-@autotune(CONFIGS, key=["M", "N", "K"])
+@autotune(CONFIGS, key=["M", "N", "K"], tiles={"BM": "M", "BN": "N", "BK": "K"})
 @triton.jit
 def _kernel(
     a_ptr,  # in   [M, K], strides a_m, a_k: a transposed view costs no copy

@@ -16,28 +16,28 @@ SMALL = {
 
 
 @pytest.fixture
-def benchmark(load_benchmark):
+def bench(load_benchmark):
     return load_benchmark("kernels")
 
 
-def small(benchmark, device, names):
+def small(bench, device, names):
     found = [
         dataclasses.replace(case, shapes=[SMALL[case.kernel]], dtypes=None)
-        for case in benchmark.cases({})
+        for case in bench.cases({})
         if case.kernel in names
     ]
-    return benchmark.measure(torch.device(device), found, repeats=3)
+    return bench.measure(torch.device(device), found, repeats=3)
 
 
-def test_there_are_five_sizes_and_two_dtypes_for_each_kernel(benchmark):
-    found = benchmark.cases({})
+def test_there_are_five_sizes_and_two_dtypes_for_each_kernel(bench):
+    found = bench.cases({})
     assert {case.kernel for case in found} == set(SMALL)
     assert all(len(case.shapes) >= 5 for case in found)
-    assert all(len(case.dtypes or benchmark.DTYPES) >= 2 for case in found)
+    assert all(len(case.dtypes or bench.DTYPES) >= 2 for case in found)
 
 
-def test_contenders_agree(benchmark):
-    for case in benchmark.cases({}):
+def test_contenders_agree(bench):
+    for case in bench.cases({}):
         if (
             case.kernel == "dropout"
         ):  # other random numbers; test_dropout.py compares the statistics
@@ -46,12 +46,12 @@ def test_contenders_agree(benchmark):
         torch.testing.assert_close(case.ours(*inputs), case.eager(*inputs), msg=case.kernel)
 
 
-def test_a_record(benchmark, monkeypatch):
+def test_a_record(bench, monkeypatch):
     """Every contender but the peers runs every pass; a compiled backward pass more than once."""
     graphs = partial(torch.compile, backend="aot_eager")  # no code is generated: seconds for each
     monkeypatch.setattr(torch, "compile", graphs)
-    monkeypatch.setattr(benchmark, "DTYPES", (torch.float32,))
-    record = small(benchmark, "cpu", SMALL)
+    monkeypatch.setattr(bench, "DTYPES", (torch.float32,))
+    record = small(bench, "cpu", SMALL)
     rows = {(row["kernel"], row["pass"]): row for row in record.rows}
     both = {"softmax", "rms_norm", "layer_norm", "gelu", "dropout", "attention"}
     assert {kernel for kernel, name in rows if name == "backward"} == both
@@ -67,8 +67,8 @@ def test_a_record(benchmark, monkeypatch):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_peers_and_memory_are_measured(benchmark):
-    record = small(benchmark, "cuda", {"softmax", "linear_cross_entropy"})
+def test_on_a_gpu_the_peers_and_memory_are_measured(bench):
+    record = small(bench, "cuda", {"softmax", "linear_cross_entropy"})
     assert all(row["ours_peak"] > 0 and row["compile"][1] > 0 for row in record.rows)
 
 
@@ -80,7 +80,7 @@ def row(kernel, shape, dtype="bfloat16", name="forward", bytes=2000, flop=0, **t
 
 
 @pytest.fixture
-def summary(benchmark):
+def summary(bench):
     rows = [
         row("gelu", "16x16", ours=1.0, eager=1.0, compile=1.0),
         row("gelu", "8192x8192", bytes=4_000_000, ours=2.0, eager=3.5, compile=2.03, liger=1.0),
@@ -88,7 +88,7 @@ def summary(benchmark):
         row("matmul", "4096x4096x4096", flop=9 * 10**9, ours=4.0, eager=3.0, compile=3.0),
         row("linear_cross_entropy", "8x8x8", name="both", ours=1.0, eager=1.0, compile=1.0),
     ]
-    return benchmark.summary(rows, {"copy_gb_per_s": 4.0, "matmul_tflop_per_s": 3.0}, "a chip")
+    return bench.summary(rows, {"copy_gb_per_s": 4.0, "matmul_tflop_per_s": 3.0}, "a chip")
 
 
 def test_the_share_is_of_the_tighter_ceiling_at_the_largest_size_in_bfloat16(summary):

@@ -6,6 +6,9 @@ import sys
 
 import pytest
 import torch
+import triton
+
+from helpers.kernels import launch
 
 
 def python(code: str) -> subprocess.CompletedProcess:
@@ -54,3 +57,39 @@ def test_compilers_have_caches_for_this_instruction_set():
 def test_importing_the_package_imports_no_kernel():
     code = "import sys, helpers.kernels; sys.exit('triton' in sys.modules)"
     assert python(code).returncode == 0
+
+
+CONFIGS = [
+    triton.Config({"BM": m, "BN": n, "GROUP": 8}) for m, n in ((32, 32), (64, 128), (128, 64))
+]
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "kept"),
+    [
+        (4096, 4096, [0, 1, 2]),
+        (128, 128, [0, 1, 2]),
+        (65, 64, [0, 2]),  # 65 rows take a tile of 128
+        (64, 64, [0]),
+        (33, 65, [0, 1]),
+        (1, 4096, [0]),  # none fits: the smallest
+    ],
+)
+def test_no_tile_is_larger_than_the_matrix(m, n, kept):
+    assert launch.fitting(CONFIGS, {"BM": m, "BN": n}) == [CONFIGS[i] for i in kept]
+
+
+@triton.jit
+def kernel(c_ptr, M, N, BM, BN, GROUP):
+    pass
+
+
+def test_on_a_gpu_only_fitting_tiles_are_tried(monkeypatch):
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+    tuned = launch.autotune(CONFIGS, key=["M", "N"], tiles={"BM": "M", "BN": "N"})(kernel)
+    arguments = {"c_ptr": None, "M": 64, "N": 64}
+    assert tuned.early_config_prune(CONFIGS, arguments, ACC="f32") == CONFIGS[:1]
+    assert tuned.configs == CONFIGS
+    monkeypatch.setattr(launch, "INTERPRETED", True)
+    one = launch.autotune(CONFIGS, key=["M", "N"], tiles={"BM": "M", "BN": "N"})(kernel)
+    assert one.configs == CONFIGS[:1]
