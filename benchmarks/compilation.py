@@ -25,6 +25,9 @@ COMPILED = ("default", "reduce-overhead", "max-autotune")
 MODES = {"tiny": ("default",)} | dict.fromkeys(
     ["chain", "mlp", "cnn", "transformer"], ("script", *COMPILED)
 )
+# on a GPU without TorchScript, which is there for comparison with the past
+GPU_MODES = {"tiny": ("default",), "chain": COMPILED[:2], "mlp": COMPILED}
+GPU_MODES |= {"cnn": COMPILED[:2], "transformer": COMPILED}
 UNITS = {
     "workload": "name", "mode": "name", "cold": "s", "warm": "s",
     "eager": "ms", "compiled": "ms", "ratio": "eager / compiled", "difference": "max abs",
@@ -152,7 +155,9 @@ def row(workload: str, mode: str, device: torch.device) -> dict[str, Any]:
     return {"workload": workload, "mode": mode, "cold": cold, "warm": warm.pop("first")} | warm
 
 
-def measure(device: torch.device, modes: dict[str, tuple] = MODES) -> records.Record:
+def measure(device: torch.device, modes: dict[str, tuple] | None = None) -> records.Record:
+    if modes is None:
+        modes = GPU_MODES if device.type == "cuda" else MODES
     clock = f"perf_counter on the host, {PAIRS} readings, alternating, each a process"
     provenance = records.provenance(environment.versions(device), repeats=PAIRS, clock=clock)
     peaks = dict.fromkeys(["eager_peak", "compiled_peak"], "MiB") if device.type == "cuda" else {}

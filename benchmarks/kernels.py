@@ -279,7 +279,8 @@ def measure(
     forward, backward: that pass alone; both: one after the other. A time is the device's, from the
     first kernel to the last; *_host: what the call takes on the host. *_peak: bytes allocated
     beyond the inputs. bytes: what the pass must read and write at least; flop: what it must
-    compute. The provenance has this run's own ceilings: the copy bandwidth, the matrix rate.
+    compute. The provenance has this run's own ceilings, the copy bandwidth and the matrix rate, and
+    which peers failed at which size.
     """
     torch.manual_seed(0)
     functorch.donated_buffer = False  # each backward pass runs many times
@@ -289,14 +290,16 @@ def measure(
     provenance = records.provenance(environment.versions(device), repeats=repeats, clock=clock)
     provenance |= {"triton": triton.__version__, "interpreted": INTERPRETED}
     ceilings = _ceilings(device)
-    rows = []
+    rows: list[dict] = []
+    left_out: list[str] = []
     start = time.perf_counter()
     for case in found:
         for dtype in case.dtypes or DTYPES:
             for shape in case.shapes:
                 torch.compiler.reset()
-                rows += _rows(case, shape, dtype, device, repeats)
+                rows += _rows(case, shape, dtype, device, repeats, left_out)
                 print(case.kernel, dtype, shape, f"{time.perf_counter() - start:.0f} s", flush=True)
+    provenance |= {"left_out": left_out}
     provenance |= ceilings | {"summary": summary(rows, ceilings, provenance["device"])}
     return records.Record("kernels", provenance, UNITS, rows)
 
@@ -363,7 +366,14 @@ def _ceilings(device: torch.device, size: int = 2**29) -> dict[str, float]:
     }
 
 
-def _rows(case: Case, shape: tuple, dtype: torch.dtype, device: torch.device, repeats: int) -> list:
+def _rows(
+    case: Case,
+    shape: tuple,
+    dtype: torch.dtype,
+    device: torch.device,
+    repeats: int,
+    left_out: list[str],
+) -> list[dict]:
     inputs = case.inputs(*shape, dtype=dtype, device=device)
     for t in inputs:
         t.requires_grad_(t.is_floating_point())
@@ -371,7 +381,8 @@ def _rows(case: Case, shape: tuple, dtype: torch.dtype, device: torch.device, re
     contenders |= case.peers
     rows = []
     for name, (elements, flop) in case.passes(*shape).items():
-        calls = {who: _pass(name, function, inputs) for who, function in contenders.items()}
+        what = f"{case.kernel}, {name}, {str(dtype).removeprefix('torch.')}, {shape}"
+        calls = _usable(name, contenders, inputs, what, left_out)
         times, peaks = _interleaved(calls, device, repeats), _peaks(calls, device)
         row = {"kernel": case.kernel, "pass": name, "dtype": str(dtype).removeprefix("torch.")}
         row |= {"shape": "x".join(map(str, shape))}
@@ -380,6 +391,27 @@ def _rows(case: Case, shape: tuple, dtype: torch.dtype, device: torch.device, re
         row |= {f"{who}_peak": peaks.get(who) for who in SPEED}
         rows.append(row | {"bytes": elements * dtype.itemsize, "flop": flop})
     return rows
+
+
+def _usable(
+    name: str, contenders: dict[str, Callable], inputs: list[Tensor], what: str, left_out: list[str]
+) -> dict[str, Callable]:
+    """Return a call of each contender; a peer that fails here is left out, and `left_out` says so.
+
+    Ours must not fail.
+    """
+    calls = {}
+    for who, function in contenders.items():
+        try:
+            calls[who] = _pass(name, function, inputs)
+            calls[who]()
+        except Exception as error:
+            if who == "ours":
+                raise
+            calls.pop(who, None)
+            left_out.append(f"{who}, {what}: {type(error).__name__}: {str(error)[:200]}")
+            print("left out:", left_out[-1], flush=True)
+    return calls
 
 
 def _pass(name: str, function: Callable, inputs: list[Tensor]) -> Callable[[], Any]:

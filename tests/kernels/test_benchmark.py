@@ -38,9 +38,7 @@ def test_there_are_five_sizes_and_two_dtypes_for_each_kernel(bench):
 
 def test_contenders_agree(bench):
     for case in bench.cases({}):
-        if (
-            case.kernel == "dropout"
-        ):  # other random numbers; test_dropout.py compares the statistics
+        if case.kernel == "dropout":  # other random numbers: test_dropout.py compares statistics
             continue
         inputs = case.inputs(*SMALL[case.kernel], dtype=torch.float32, device=torch.device("cpu"))
         torch.testing.assert_close(case.ours(*inputs), case.eager(*inputs), msg=case.kernel)
@@ -64,6 +62,20 @@ def test_a_record(bench, monkeypatch):
     assert rows["matmul", "forward"]["flop"] == 2 * 16**3
     assert record.provenance["copy_gb_per_s"] > 0 and record.provenance["interpreted"]
     assert record.provenance["summary"]["score"]["compile"].endswith("/15")
+    assert record.provenance["left_out"] == []
+
+
+def test_a_peer_that_fails_is_left_out_and_named(bench):
+    def broken(x):
+        raise RuntimeError("No available kernel")
+
+    inputs, left_out = [torch.ones(4, requires_grad=True)], []
+    contenders = {"ours": torch.sin, "cudnn": broken}
+    calls = bench._usable("backward", contenders, inputs, "sin, (4,)", left_out)
+    assert list(calls) == ["ours"]
+    assert left_out == ["cudnn, sin, (4,): RuntimeError: No available kernel"]
+    with pytest.raises(RuntimeError, match="No available kernel"):
+        bench._usable("forward", {"ours": broken}, inputs, "sin, (4,)", left_out)
 
 
 @pytest.mark.gpu
