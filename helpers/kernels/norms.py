@@ -33,6 +33,20 @@ WIDE = 8192  # columns up to which the sums fit there as well
 
 
 @triton.jit
+def _mean(x, D, ACC: tl.constexpr):
+    """Return the mean of each row, rounded.
+
+    A plain `/` is compiled to a product with 1 / D, and the compiler fuses a product with the
+    subtraction that follows: forward would subtract a mean of more digits than it saves, and
+    backward, with the saved one, would see other deviations.
+    """
+    total = tl.sum(x, 1, keep_dims=True)
+    if ACC == tl.float64:
+        return total / D  # always rounded
+    return tl.div_rn(total, tl.cast(D, ACC))
+
+
+@triton.jit
 def _forward_kernel(
     x_ptr,  # in   [R, D], row stride x_stride
     w_ptr,  # in   [D], or None: ones
@@ -55,9 +69,9 @@ def _forward_kernel(
     if CENTER:
         # A mean of 1e6 is rounded to 1/16, as much as the deviations from it may be. So the mean of
         # what is left is subtracted, too. (E[x^2] - mean^2 would lose all digits.)
-        mean = tl.sum(x, 1, keep_dims=True) / D
+        mean = _mean(x, D, ACC)
         x = tl.where(col < D, x - mean, 0.0)
-        rest = tl.sum(x, 1, keep_dims=True) / D
+        rest = _mean(x, D, ACC)
         x = tl.where(col < D, x - rest, 0.0)
         tl.store(stats_ptr + R + row, mean, row < R)
         tl.store(stats_ptr + 2 * R + row, rest, row < R)

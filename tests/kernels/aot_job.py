@@ -5,6 +5,7 @@ python tests/kernels/aot_job.py OUT.json [all]        writes one row for each bu
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -51,6 +52,7 @@ def row(launch: ahead_of_time.Launch, arch: int, dtype: torch.dtype) -> dict:
         "cubin": len(built.asm["cubin"]),
         "shared": built.metadata.shared,
         "stack": ahead_of_time.spilled_bytes(built.asm["cubin"]),
+        "divisions": sorted(set(re.findall(r"div\.\w+\.f32", ptx))),
         "matrix": next((i for i in ("wgmma", "tcgen05.mma", "mma.sync") if i in ptx), None),
     }
 

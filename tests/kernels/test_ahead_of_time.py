@@ -75,6 +75,12 @@ def test_registers_suffice_on_sm_90(builds):
     assert len(norms) >= 8 and all(row["stack"] <= most for row in norms)
 
 
+def test_layer_norm_subtracts_the_mean_that_it_saves(builds):
+    """As `div.full`, the division would be fused with the subtraction: on an H100 it was."""
+    rows = [r for r in builds if r["kernel"] == "norms_forward" and "div.rn.f32" in r["divisions"]]
+    assert {row["arch"] for row in rows} == set(ahead_of_time.SHARED_LIMIT)
+
+
 def test_the_program_writes_ptx_and_machine_code(tmp_path):
     """What chapter 13 runs; of one kernel only, as the others are built above."""
     job = """
