@@ -139,10 +139,11 @@ def _exchange(
 ) -> int:
     """Send `mine` to the next rank while `theirs` arrives from the previous one."""
     operations = []
-    if len(mine):
-        operations.append(dist.P2POp(dist.isend, mine, group=group, group_peer=after))
+    # gloo starts them in this order; one that sends first may let the other side's data wait
     if len(theirs):
         operations.append(dist.P2POp(dist.irecv, theirs, group=group, group_peer=before))
+    if len(mine):
+        operations.append(dist.P2POp(dist.isend, mine, group=group, group_peer=after))
     if operations:
         # together: if everybody sent first and received afterwards, all might wait for all
         for work in dist.batch_isend_irecv(operations):
