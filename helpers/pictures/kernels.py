@@ -1,12 +1,13 @@
 """Chapter 13, drawn: programs, sectors, occupancy, the online softmax, tiles, the record."""
 
+import textwrap
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Polygon, Rectangle
 
 from helpers.page.records import Record
-from helpers.pictures.draw import BLUE, GRAY, GREEN, ORANGE, PALE, PEACH, box, frame
+from helpers.pictures.draw import BLUE, EDGE, GRAY, GREEN, ORANGE, PALE, PEACH, box, frame
 
 
 def draw_programs(ax: Axes, program: int, BLOCK: int, N: int = 13) -> None:
@@ -122,20 +123,48 @@ def draw_tiles(ax: Axes, tiles: Sequence[tuple[int, int]], size: int, wave: int)
 
 
 def draw_shares(ax: Axes, record: Record) -> None:
-    """Draw for each kernel and pass, at its largest size, the share of the ceiling in percent."""
+    """Draw for each kernel and pass, at its largest size, the share of the ceiling in percent.
+
+    A line from the slowest to the fastest contender; the passes of one kernel on one ground.
+    """
     rows = record.provenance["summary"]["shares"]
-    contenders = ("ours", "eager", "compile", "liger", "cudnn")
-    colors = (ORANGE, GRAY, BLUE, GREEN, "black")
-    for who, marker, color in zip(contenders, "oDs^v", colors, strict=True):
+    contenders = ("eager", "compile", "liger", "cudnn", "ours")  # the last one on top
+    colors = (GRAY, BLUE, GREEN, "black", ORANGE)
+    for who, marker, color in zip(contenders, "Ds^vo", colors, strict=True):
         points = [(100 * row[who], at) for at, row in enumerate(rows) if row[who]]
         if points:
-            ax.plot(*zip(*points, strict=True), marker, color=color, label=who, mfc="none", ms=7)
-    ax.set_yticks(range(len(rows)), [f"{row['kernel']}, {row['pass']}" for row in rows])
-    ax.axvline(100, color=GRAY, lw=0.8, ls=":")
-    ax.set(xlabel="% of the ceiling measured in the same run", xlim=(0, 110))
-    ax.invert_yaxis()
-    ax.legend(loc="lower left", frameon=False)
-    ax.set_title(record.caption(), loc="left", fontsize=8)
+            face = color if who == "ours" else "none"
+            ax.plot(*zip(*points, strict=True), marker, color=color, label=who, mfc=face, ms=7)
+
+    labels = []
+    kernels = list(dict.fromkeys(row["kernel"] for row in rows))
+    for at, row in enumerate(rows):
+        found = [100 * row[who] for who in contenders if row[who]]
+        ax.plot([min(found), max(found)], [at, at], color=EDGE, lw=0.8, zorder=1)
+        if kernels.index(row["kernel"]) % 2 == 0:
+            ax.axhspan(at - 0.5, at + 0.5, color="#F1F1F1", zorder=0, lw=0)
+        first = at == 0 or rows[at - 1]["kernel"] != row["kernel"]
+        label = f"{row['kernel']}, {row['pass']}" if first else row["pass"]
+        labels.append(textwrap.fill(label.replace("_", " "), 19))
+
+    ax.set_yticks(range(len(rows)), labels)
+    ax.tick_params(axis="y", length=0)
+    ax.axvline(100, color=EDGE, lw=1, ls=":")
+    ax.set(xlabel="% of the ceiling, measured in the same run", xlim=(0, 108))
+    ax.set_ylim(len(rows) - 0.5, -0.5)
+    handles, names = ax.get_legend_handles_labels()
+    ax.legend(  # ours first
+        [*handles[-1:], *handles[:-1]],
+        [*names[-1:], *names[:-1]],
+        loc="lower right",
+        bbox_to_anchor=(1.02, 1),
+        ncols=5,
+        frameon=False,
+        handletextpad=0,
+        columnspacing=1,
+    )
+    caption = textwrap.fill(record.caption(), 50)
+    ax.set_title(caption, loc="right", fontsize=8, color=GRAY, pad=26)
 
 
 def _row(values: Sequence[int]) -> str:

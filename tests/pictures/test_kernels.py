@@ -88,13 +88,20 @@ def test_tiles_count_the_strips(ax, order, rows, columns):
 def test_the_shares_have_a_point_for_each_contender_that_ran(ax):
     none = dict.fromkeys(("ours", "eager", "compile", "liger", "cudnn"))
     shares = [
-        {"kernel": "gelu", "pass": "forward"} | none | {"ours": 0.5, "liger": 1.0},
+        {"kernel": "layer_norm", "pass": "forward"} | none | {"ours": 0.5, "liger": 1.0},
+        {"kernel": "layer_norm", "pass": "backward"} | none | {"ours": 0.25, "eager": 0.75},
         {"kernel": "matmul", "pass": "forward"} | none | {"ours": 0.75},
     ]
     record = records.Record("kernels", {**GOOD, "summary": {"shares": shares}}, {}, [])
     pictures.draw_shares(ax, record)
     labels = [label.get_text() for label in ax.get_yticklabels()]
-    assert labels == ["gelu, forward", "matmul, forward"]
+    assert labels == ["layer norm, forward", "backward", "matmul, forward"]
     points = {line.get_label(): list(line.get_xdata()) for line in ax.get_lines()}
-    assert points["ours"] == [50.0, 75.0] and points["liger"] == [100.0] and "cudnn" not in points
-    assert "recorded on a chip" in ax.get_title(loc="left")
+    assert points["ours"] == [50, 25, 75] and points["liger"] == [100] and "cudnn" not in points
+    assert [list(line.get_xdata()) for line in ax.get_lines() if line.get_lw() == 0.8] == [
+        [50, 100],  # from the slowest to the fastest
+        [25, 75],
+        [75, 75],
+    ]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["ours", "eager", "liger"]
+    assert "recorded on a chip" in ax.get_title(loc="right")
