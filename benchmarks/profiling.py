@@ -4,6 +4,7 @@ On a GPU also what `nvidia-smi` calls utilization while one tiny kernel after an
 """
 
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ SIZES = (16, 64, 256, 1024, 4096)
 REPEATS = 15
 UNITS = {"kind": "name", "name": "name", "n": "count", "flops": "count", "bytes": "B"}
 UNITS |= {"time": "ms", "utilization": "%"}
+NVIDIA_SMI = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
 
 
 def measure(device: torch.device, sizes: Sequence[int] = SIZES, mib: int = 256) -> records.Record:
@@ -40,9 +42,9 @@ def measure(device: torch.device, sizes: Sequence[int] = SIZES, mib: int = 256) 
     return records.Record("profiling", provenance, UNITS, rows)
 
 
-def _row(kind: str, name: str, time: timing.Quantiles, **values: Any) -> dict:
+def _row(kind: str, name: str, took: timing.Quantiles, **values: Any) -> dict:
     empty = {"n": 1, "flops": 0, "bytes": 0, "utilization": None}
-    return {"kind": kind, "name": name, **empty, **values, "time": time}
+    return {"kind": kind, "name": name, **empty, **values, "time": took}
 
 
 def _peaks(device: torch.device, n: int, mib: int) -> Iterator[dict]:
@@ -76,8 +78,8 @@ def _planted(device: torch.device, samples: int = 1024, steps: int = 16) -> Iter
     """The same work twice, slow and cured, in turn."""
     pairs = [_data(samples, steps), _fetches(steps, device), _optimizers(steps, device)]
     for calls in pairs:
-        for name, time in timing.interleaved(calls, device, REPEATS).items():
-            yield _row("planted", name, time, n=steps)
+        for name, took in timing.interleaved(calls, device, REPEATS).items():
+            yield _row("planted", name, took, n=steps)
 
 
 def _data(samples: int, steps: int) -> dict[str, Callable]:
@@ -152,14 +154,30 @@ def _profiled_ms(call: Callable, device: torch.device, options: dict) -> float:
         return timing.host_ms(call, device, times=20)
 
 
-def _utilization(device: torch.device, calls: int = 300_000) -> dict:
-    """Ask nvidia-smi while a queue of one-element additions drains: one FLOP each."""
+def _utilization(
+    device: torch.device, query: Sequence[str] = NVIDIA_SMI, seconds: float = 2.0
+) -> dict:
+    """Ask nvidia-smi while one-element additions are launched without a pause: one FLOP each.
+
+    NVML looks back over up to a second, so they begin `seconds` earlier, and they go on until
+    nvidia-smi has ended: a queue filled beforehand would drain before it looks. n: the additions
+    launched while it ran.
+    """
     x = torch.zeros(1, device=device)
-    time = _time(lambda: x.add_(1), device)
-    row = _row("utilization", "x.add_(1), one element", time, flops=1, bytes=8)
-    for _ in range(calls):
+    took = _time(lambda: x.add_(1), device)
+    begin = time.perf_counter()
+    while time.perf_counter() < begin + seconds:
         x.add_(1)
-    query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
-    answer = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+
+    launched = 0
+    with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as asked:
+        while asked.poll() is None:
+            for _ in range(100):
+                x.add_(1)
+            launched += 100
+        answer, _ = asked.communicate()
     timing.wait_for(device)
-    return row | {"utilization": int(answer.split()[0])}
+    if asked.returncode:
+        raise RuntimeError(f"{query[0]} ended with exit code {asked.returncode}")
+    row = _row("utilization", "additions while nvidia-smi looks", took, flops=1, bytes=8)
+    return row | {"n": launched, "utilization": int(answer.split()[0])}

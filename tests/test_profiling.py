@@ -243,9 +243,17 @@ def test_what_is_planted_and_its_cure_do_the_same(load_benchmark):
     assert list(bench._optimizers(2, CPU)) == ["AdamW, a loop", "AdamW, fused"]
 
 
-def test_the_benchmark_asks_nvidia_smi(monkeypatch, load_benchmark):
+def test_the_benchmark_goes_on_launching_while_nvidia_smi_looks(monkeypatch, load_benchmark):
     bench = load_benchmark("profiling")
-    answer = type("Done", (), {"stdout": "97\n"})
-    monkeypatch.setattr(bench.subprocess, "run", lambda *a, **k: answer)
     monkeypatch.setattr(bench, "REPEATS", 3)
-    assert bench._utilization(CPU, calls=2)["utilization"] == 97
+    looks = "import time; time.sleep(0.3); print(97)"
+    row = bench._utilization(CPU, [sys.executable, "-c", looks], seconds=0.0)
+    assert row["utilization"] == 97 and row["name"] == "additions while nvidia-smi looks"
+    assert row["n"] > 1000
+
+
+def test_the_benchmark_says_when_nvidia_smi_fails(monkeypatch, load_benchmark):
+    bench = load_benchmark("profiling")
+    monkeypatch.setattr(bench, "REPEATS", 3)
+    with pytest.raises(RuntimeError, match="ended with exit code 3"):
+        bench._utilization(CPU, [sys.executable, "-c", "raise SystemExit(3)"], seconds=0.0)
