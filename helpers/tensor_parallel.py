@@ -1,5 +1,6 @@
 """Chapter 15: tensor parallel by hand, from two collectives, and by DTensor for the book's GPT."""
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.models import GPT, Block
 
@@ -230,3 +232,26 @@ def joined(state: dict[str, Tensor]) -> dict[str, Tensor]:
         elif not any(f".qkv.{part}." in name for part in "kv"):
             found[name] = tensor
     return found
+
+
+# Counting
+
+
+class Collectives(TorchDispatchMode):
+    """Count the collectives of the operations inside, by name, those of DTensors too: `counts`.
+
+    Like CommDebugMode, which fails before PyTorch 2.14 where a module is called twice, as the
+    dropout of a `Block` is.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # the DTensor computes; what it sends comes here again
+        name = op.__name__.split(".")[0]  # beside them are wait_tensor and the like
+        if op.namespace == "_c10d_functional" and name.startswith(("all_", "reduce_", "broadcast")):
+            self.counts[name] += 1
+        return op(*args, **(kwargs or {}))

@@ -178,7 +178,7 @@ def calculator() -> None:
                 label="parameters, or this GPU's part | 参数，或本 GPU 的那一份",
                 color=PURPOSES["parameters"],
             ),
-            "gathered": page.Part(label="gathered parameters | 收集来的参数", color="#56B4E9"),
+            "gathered": page.Part(label="gathered parameters | 收集到的参数", color="#56B4E9"),
             "copies": page.Part(
                 label="16-bit copies by autocast | autocast 的 16 位副本", color="#9AD0F5"
             ),
