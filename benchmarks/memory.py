@@ -31,7 +31,7 @@ from helpers import environment, memory, models, timing
 from helpers.memory_savings import Checkpointed
 from helpers.page import records
 
-REPEATS = 15
+REPEATS = {"cpu": 15, "cuda": 7}  # a step takes half a second on a GPU, and hardly varies
 PARTS = 4  # micro-batches of a batch
 WAYS = ("plain", "checkpointing", "accumulation", "autocast", "all three")
 SIZES = {
@@ -147,7 +147,7 @@ def most_allocated(profiler: profile) -> int:
 def compare(name: str, device: torch.device) -> list[dict]:
     found = {way: peaks(name, way, device) for way in WAYS}
     jobs = {way: Job(name, way, device) for way in WAYS}
-    taken = timing.readings(jobs, device, REPEATS)
+    taken = timing.readings(jobs, device, REPEATS[device.type])
     batch = len(jobs["plain"].batch[0])
 
     rows = []
@@ -165,8 +165,9 @@ def measure(device: torch.device) -> records.Record:
     if device.type not in SIZES:
         raise RuntimeError(f"memory is recorded on cpu and cuda, got {device.type}")
     clock = "cuda events" if device.type == "cuda" else "perf_counter"
+    clock += ", the ways in turns"
     provenance = records.provenance(
-        environment.versions(device), repeats=REPEATS, clock=f"{clock}, the ways in turns"
+        environment.versions(device), repeats=REPEATS[device.type], clock=clock
     )
     rows = [row for name in MAKE for row in compare(name, device)]
     return records.Record("memory", provenance, UNITS, rows)

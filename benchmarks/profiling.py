@@ -155,15 +155,19 @@ def _profiled_ms(call: Callable, device: torch.device, options: dict) -> float:
 
 
 def _utilization(
-    device: torch.device, query: Sequence[str] = NVIDIA_SMI, seconds: float = 2.0
+    device: torch.device,
+    query: Sequence[str] = NVIDIA_SMI,
+    seconds: float = 2.0,
+    n: int = 2**24,
 ) -> dict:
-    """Ask nvidia-smi while one-element additions are launched without a pause: one FLOP each.
+    """Ask nvidia-smi while additions sweep `n` floats without a pause: one FLOP for 8 bytes.
 
     NVML looks back over up to a second, so they begin `seconds` earlier, and they go on until
-    nvidia-smi has ended: a queue filled beforehand would drain before it looks. n: the additions
-    launched while it ran.
+    nvidia-smi has ended: a queue filled beforehand would drain before it looks. Each addition is
+    long enough that the next one is launched before it ends; with one element the GPU would wait
+    for launches most of the time. The row's n: the additions launched while nvidia-smi ran.
     """
-    x = torch.zeros(1, device=device)
+    x = torch.zeros(n, device=device)
     took = _time(lambda: x.add_(1), device)
     begin = time.perf_counter()
     while time.perf_counter() < begin + seconds:
@@ -179,5 +183,6 @@ def _utilization(
     timing.wait_for(device)
     if asked.returncode:
         raise RuntimeError(f"{query[0]} ended with exit code {asked.returncode}")
-    row = _row("utilization", "additions while nvidia-smi looks", took, flops=1, bytes=8)
+    row = _row("utilization", "additions while nvidia-smi looks", took)
+    row |= {"flops": x.numel(), "bytes": 2 * x.nbytes}
     return row | {"n": launched, "utilization": int(answer.split()[0])}

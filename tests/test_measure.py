@@ -44,7 +44,7 @@ def test_training_overhead(bench, monkeypatch):
 
 def test_memory_is_predicted_and_measured(bench, monkeypatch):
     memory = bench("memory")
-    monkeypatch.setattr(memory, "REPEATS", 3)
+    monkeypatch.setattr(memory, "REPEATS", {"cpu": 3})
     sizes = {
         "MLP": {"width": 16, "blocks": 2, "batch": 64},
         "ConvNet": {"width": 2, "batch": 8},

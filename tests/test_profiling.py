@@ -247,7 +247,7 @@ def test_the_benchmark_goes_on_launching_while_nvidia_smi_looks(monkeypatch, loa
     bench = load_benchmark("profiling")
     monkeypatch.setattr(bench, "REPEATS", 3)
     looks = "import time; time.sleep(0.3); print(97)"
-    row = bench._utilization(CPU, [sys.executable, "-c", looks], seconds=0.0)
+    row = bench._utilization(CPU, [sys.executable, "-c", looks], seconds=0.0, n=1)
     assert row["utilization"] == 97 and row["name"] == "additions while nvidia-smi looks"
     assert row["n"] > 1000
 
@@ -256,4 +256,4 @@ def test_the_benchmark_says_when_nvidia_smi_fails(monkeypatch, load_benchmark):
     bench = load_benchmark("profiling")
     monkeypatch.setattr(bench, "REPEATS", 3)
     with pytest.raises(RuntimeError, match="ended with exit code 3"):
-        bench._utilization(CPU, [sys.executable, "-c", "raise SystemExit(3)"], seconds=0.0)
+        bench._utilization(CPU, [sys.executable, "-c", "raise SystemExit(3)"], seconds=0.0, n=1)

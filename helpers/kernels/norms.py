@@ -38,12 +38,15 @@ def _mean(x, D, ACC: tl.constexpr):
 
     A plain `/` is compiled to a product with 1 / D, and the compiler fuses a product with the
     subtraction that follows: forward would subtract a mean of more digits than it saves, and
-    backward, with the saved one, would see other deviations.
+    backward, with the saved one, would see other deviations. (One return alone: after an early one,
+    Triton 3.6 compiles the rest as well, and `div_rn` takes no float64.)
     """
     total = tl.sum(x, 1, keep_dims=True)
     if ACC == tl.float64:
-        return total / D  # always rounded
-    return tl.div_rn(total, tl.cast(D, ACC))
+        mean = total / D  # always rounded
+    else:
+        mean = tl.div_rn(total, tl.cast(D, ACC))
+    return mean
 
 
 @triton.jit
