@@ -314,16 +314,19 @@ def add_onnx(task: Task, folder: Path) -> None:
     dynamic, static, four = (folder / f"{stem}.{way}.onnx" for way in ("dyn", "static", "int4"))
     quantize_dynamic(ready, dynamic, weight_type=QuantType.QInt8)
     paths["int8 dynamic, ONNX Runtime"] = dynamic
-    quantize_static(
-        ready,
-        static,
-        Batches(task.calibration),
-        activation_type=QuantType.QInt8,
-        weight_type=QuantType.QInt8,
-        per_channel=True,
-        calibrate_method=CalibrationMethod.MinMax,
-    )
+    common = {
+        "activation_type": QuantType.QInt8,
+        "weight_type": QuantType.QInt8,
+        "per_channel": True,
+        "calibrate_method": CalibrationMethod.MinMax,
+    }
+    quantize_static(ready, static, Batches(task.calibration), **common)
     paths["int8 static, ONNX Runtime"] = static
+    if "GPT" in task.name:  # everything else, such as the mask and softmax, stays in float32
+        products = folder / f"{stem}.products.onnx"
+        only = {"op_types_to_quantize": ["MatMul"]}
+        quantize_static(ready, products, Batches(task.calibration), **common, **only)
+        paths["int8 static MatMul, ONNX Runtime"] = products
     if "GPT" in task.name:  # it looks for MatMul; layers of [N, in] are exported as Gemm
         import onnx
 
