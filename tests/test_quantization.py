@@ -38,6 +38,8 @@ def test_zero_stays_zero(symmetric):
     assert grid.round_trip(torch.zeros(3)).tolist() == [0.0, 0.0, 0.0]
     x = torch.tensor([-5.0, -3.0])
     assert q.grid_of(x, 4, symmetric).round_trip(torch.zeros(1)).item() == 0
+    above = torch.tensor([2.0, 6.0])  # the range has to be extended down to 0, and still hold 6
+    assert q.grid_of(above, 8, symmetric).round_trip(above)[1].item() == pytest.approx(6)
 
 
 def test_integers_agree_with_pytorch():
