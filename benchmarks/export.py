@@ -60,6 +60,7 @@ def _convnet() -> tuple[nn.Module, Tensor, dict, Tensor | None]:
     """A ConvNet trained for one pass over the digits: its input is 64 test images."""
     digits = data.digits()
     model = mnist.train(digits, mnist.Recipe(epochs=1), seed=0)
+    model.to(memory_format=torch.contiguous_format)  # ExecuTorch 1.5 refuses other weights
     images = (digits.test_images.float() / 255 - data.MEAN) / data.STD
     return model, images[: max(BATCHES)], {0: Dim("batch", min=1, max=1024)}, images
 
@@ -67,9 +68,9 @@ def _convnet() -> tuple[nn.Module, Tensor, dict, Tensor | None]:
 def _gpt() -> tuple[nn.Module, Tensor, dict, Tensor | None]:
     """A GPT with random weights: its input is 64 sequences of 32 tokens."""
     torch.manual_seed(0)
-    config = models.GPTConfig(vocabulary=65, context=64, layers=4, heads=4, width=128)
     tokens = torch.randint(0, 65, (max(BATCHES), 32))
-    return models.GPT(config).eval(), tokens, {0: Dim("batch", min=1, max=1024)}, None
+    gpt = models.GPT(models.GPTConfig(vocabulary=65, context=64))
+    return gpt.eval(), tokens, {0: Dim("batch", min=1, max=1024)}, None
 
 
 def _engines(
@@ -127,9 +128,9 @@ def _executorch(model: nn.Module, x: Tensor, path: Path) -> tuple[str, Call, int
     from executorch.runtime import Runtime
 
     _unsafe_reset_threadpool(1)
+    file = path / f"{len(x)}.pte"
     program = torch.export.export(model, (x,))
     lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
-    file = path / f"{len(x)}.pte"
     file.write_bytes(lowered.to_executorch().buffer)
     method = Runtime.get().load_program(str(file)).load_method("forward")
     return "ExecuTorch", lambda x: method.execute([x])[0], file.stat().st_size

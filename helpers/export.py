@@ -170,9 +170,7 @@ def graph_nodes(model: onnx.ModelProto) -> list[GraphNode]:
     """Return the operations of the main graph in the order in which they are stored."""
     graph = model.graph
     stored = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-    shapes = {
-        value.name: tuple(_dimensions(value)) for value in (*graph.value_info, *graph.output)
-    }
+    shapes = {value.name: tuple(_dimensions(value)) for value in (*graph.value_info, *graph.output)}
     rows = []
     for node in graph.node:
         given = [name for name in node.input if name]  # "" is an optional input left out
