@@ -34,6 +34,7 @@
                        pipeline        stages, GPipe and 1F1B as data, and their bubble
                        resharding      checkpoints of parts, for another number of ranks
                        train_gpt       all of it as a program: GPT, text, torchrun, resume
+    17_export          export          a guarded export, parity, ONNX graphs as rows, latency
 
 Beside the lessons:
 

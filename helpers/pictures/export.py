@@ -83,28 +83,27 @@ def _shape(shape: Sequence[int | str]) -> str:
 
 
 def draw_latency(ax: Axes, rows: Sequence[Mapping[str, Any]], model: str, batch: int) -> None:
-    """Draw p50 as a bar and p99 as a line, in ms, for each engine; the fastest stands out.
+    """Draw p50 as a dot and p99 as a line, in ms on a log scale, for each engine.
 
-    rows: of the record `export`. The thin dark line at the end of a bar spans p20 to p80 of the
-    medians of the blocks.
+    rows: of the record `export`. The thin line through a dot spans p20 to p80 of the medians of
+    the blocks; the fastest engine's dot is orange.
     """
     chosen = [row for row in rows if row["model"] == model and row["batch"] == batch]
     fastest = min(row["p50"][1] for row in chosen)
-    longest = max(row["p99"][1] for row in chosen)
     for place, row in enumerate(chosen):
         low, middle, high = row["p50"]
-        color = BLUE if middle == fastest else "#9CC3DE"
-        ax.barh(place, middle, height=0.55, color=color, label=None if place else "p50")
-        ax.plot([low, high], [place, place], color="black", lw=1.2)
         p99 = row["p99"][1]
-        label = None if place else "p99"
-        ax.plot([p99, p99], [place - 0.35, place + 0.35], color=ORANGE, lw=2, label=label)
-        ax.text(max(p99, high) + 0.02 * longest, place, f"{middle:.3g}", va="center", size=9)
+        ax.plot([low, high], [place, place], color="black", lw=1.5, zorder=2)
+        color = ORANGE if middle == fastest else BLUE
+        ax.plot(middle, place, "o", color=color, ms=7, zorder=3)
+        ax.plot([p99, p99], [place - 0.25, place + 0.25], color=GRAY, lw=2)
+        ax.text(middle, place - 0.28, f"{middle:.3g}", ha="center", va="bottom", size=8.5)
+        ax.text(p99, place - 0.28, f"{p99:.3g}", ha="center", va="bottom", size=8.5, color=GRAY)
     ax.set_yticks(range(len(chosen)), [row["engine"] for row in chosen])
-    ax.invert_yaxis()
-    ax.set(xlim=(0, 1.15 * longest), xlabel="ms per call")
-    ax.set_title(f"{model}, batch {batch}", loc="left", size=10)
-    ax.legend(loc="lower right", frameon=False, fontsize=9)
+    ax.set(ylim=(len(chosen) - 0.5, -0.9), xscale="log", xlabel="ms per call (log scale)")
+    smallest, largest = min(r["p50"][0] for r in chosen), max(r["p99"][1] for r in chosen)
+    ax.set_xlim(smallest / 1.4, largest * 1.4)
+    ax.set_title(f"{model}, batch {batch}:  dot p50,  gray line p99", loc="left", size=10)
 
 
 def targets_tree() -> None:
