@@ -118,8 +118,9 @@ def _compare(number: int, want: Tensor, got: Tensor) -> Parity:
     if not same_kind.all():
         return Parity(number, tuple(want.shape), float("inf"), float("inf"))
     a, b = torch.where(a.isfinite(), a, 0.0), torch.where(b.isfinite(), b, 0.0)
-    rows = len(a) if a.ndim else 1
-    gaps, lengths = (a - b).reshape(rows, -1), a.reshape(rows, -1).norm(dim=1)
+    # [samples, numbers]; a vector has one number a sample, and a single number is a sample
+    a, b = (t.flatten(1) if t.ndim > 1 else t.reshape(-1, 1) for t in (a, b))
+    gaps, lengths = a - b, a.norm(dim=1)
     # a row of zeros that stays one is right; where it does not, the ratio is infinite
     ratios = torch.where((gaps == 0).all(1), 0.0, gaps.norm(dim=1) / lengths)
     return Parity(number, tuple(want.shape), _largest(gaps.abs()), _largest(ratios))
