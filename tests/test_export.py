@@ -131,7 +131,7 @@ def test_parity_of_equal_results_and_of_zeros():
     assert (found.max_abs, found.relative) == (1.0, math.inf)
     (found,) = export.parity(nn.Identity(), nn.Identity(), [(torch.zeros(0, 2),)])
     assert (found.max_abs, found.relative) == (0.0, 0.0)
-    (found,) = export.parity(torch.sum, lambda x: x.sum() + 1, [(X,)])
+    (found,) = export.parity(torch.sum, lambda x: x.sum() + 1, [(torch.ones(3),)])
     assert found.shape == () and found.max_abs == 1.0
 
 
