@@ -35,6 +35,7 @@
                        resharding      checkpoints of parts, for another number of ranks
                        train_gpt       all of it as a program: GPT, text, torchrun, resume
     16_quantization    quantization    grids of integers, calibration, integer products, QAT, int4
+    17_export          export          a guarded export, parity, ONNX graphs as rows, latency
 
 Beside the lessons:
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers import data, mnist
+from helpers import data, mnist, models
 from helpers.page import records
 from tests.two_hosts import why_not
 
@@ -197,3 +197,30 @@ def test_the_baselines_are_the_published_nets(bench):
     for net, parameters in ((module.example_net(), 1_199_882), (module.adam_net(), 225_034)):
         assert net(x).shape == (2, 10)
         assert sum(p.numel() for p in net.parameters()) == parameters
+
+
+def test_exports_are_timed_and_compared(bench, monkeypatch, one_thread):
+    module = bench("export")
+    monkeypatch.setattr(module, "BLOCKS", 3)
+    monkeypatch.setattr(module, "CALLS", 100)
+    monkeypatch.setattr(module, "BATCHES", (1, 2))
+    nets = {"ConvNet": models.ConvNet(width=2).eval(), "GPT": nn.Embedding(65, 4)}
+    images, tokens = torch.randn(5, 1, 28, 28), torch.zeros(2, 3, dtype=torch.int64)
+    monkeypatch.setattr(module, "_convnet", lambda: (nets["ConvNet"], images[:2], {}, images))
+    monkeypatch.setattr(module, "_gpt", lambda: (nets["GPT"], tokens, {}, None))
+
+    def engines(model, *rest):
+        yield "eager", model, 0
+        yield "twice", lambda x: 2 * model(x), 7
+
+    monkeypatch.setattr(module, "_engines", engines)
+    rows = module.measure(CPU).rows
+    assert [(r["model"], r["engine"], r["batch"]) for r in rows] == [
+        (name, engine, batch)
+        for name in ("ConvNet", "GPT")
+        for batch in (1, 2)
+        for engine in ("eager", "twice")
+    ]
+    assert [r["relative"] for r in rows] == [0.0, 1.0] * 4  # twice as long: as far as the length
+    assert [r["agree"] for r in rows] == [100.0] * 4 + [None] * 4
+    assert all(r["exact"] < 1e-5 for r in rows[::2]) and rows[1]["bytes"] == 7
