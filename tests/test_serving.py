@@ -480,6 +480,18 @@ def start(files, *options):
     return running(serving_command(port, files, *options), port=port, environment=environment)
 
 
+def wait_for_answers(server, count):
+    """Wait until the server has answered so many requests, as its metrics say."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        text = httpx.get(f"{server.url}/metrics").text
+        if "serving_requests_total{" in text:
+            if value(text, "serving_requests_total", version="v1", status="200") >= count:
+                return
+        time.sleep(0.05)
+    raise AssertionError(f"fewer than {count} answers in 60 s")
+
+
 def test_a_graceful_stop_loses_nothing_that_was_accepted(files, images, right):
     """Under load, several times: every accepted request is answered, and the client has it."""
     for seed in range(2):
@@ -487,7 +499,7 @@ def test_a_graceful_stop_loses_nothing_that_was_accepted(files, images, right):
             going = load.start_load(
                 f"{server.url}/predict", images, rate=150, seconds=3, seed=seed
             )
-            time.sleep(3)  # the client needs one or two to start
+            wait_for_answers(server, 100)
             server.ask_to_stop()
             with going:
                 replies = load.collect(going)
@@ -496,19 +508,19 @@ def test_a_graceful_stop_loses_nothing_that_was_accepted(files, images, right):
         answered = [reply for reply in replies if reply.status == 200]
         assert f"stopped: accepted {len(answered)}, answered {len(answered)}" in printed
         assert all(reply.digit == right[reply.image] for reply in answered)
-        assert 50 < len(answered) < len(replies)
+        assert 100 <= len(answered) < len(replies)
         assert {reply.status for reply in replies} == {200, load.LOST}
 
 
 def test_a_killed_server_is_an_error_and_never_a_wrong_answer(files, images, right):
     with start(files) as server:
         going = load.start_load(f"{server.url}/predict", images, rate=150, seconds=3)
-        time.sleep(3)
+        wait_for_answers(server, 100)
         server.kill()
         with going:
             replies = load.collect(going)
     answered = [reply for reply in replies if reply.status == 200]
-    assert 50 < len(answered) < len(replies)
+    assert 100 <= len(answered) < len(replies)
     assert all(reply.digit == right[reply.image] for reply in answered)
     assert {reply.status for reply in replies} == {200, load.LOST}
 
