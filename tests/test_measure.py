@@ -197,3 +197,22 @@ def test_the_baselines_are_the_published_nets(bench):
     for net, parameters in ((module.example_net(), 1_199_882), (module.adam_net(), 225_034)):
         assert net(x).shape == (2, 10)
         assert sum(p.numel() for p in net.parameters()) == parameters
+
+
+def test_servers_at_rising_rates(bench, monkeypatch):
+    module = bench("serving")
+    monkeypatch.setattr(module, "SIZES", (784, 32, 10))
+    monkeypatch.setattr(module, "SERVERS", ("bare", "own", "not there"))
+    monkeypatch.setattr(module, "RATES", (50, 100, 200))
+    monkeypatch.setattr(module, "WARM_UP", (20.0, 0.5))
+    monkeypatch.setattr(module, "SECONDS", 0.5)
+    monkeypatch.setattr(module, "REQUESTS", 0)  # too few for a p99, so that no rate counts as held
+    monkeypatch.setattr(module, "ROUNDS", 1)
+    monkeypatch.setattr(module, "REPEATS", 3)
+    record = module.measure(CPU)
+    tested = [(r["server"], r["rate"], r["held"]) for r in record.rows if r["kind"] == "load"]
+    assert tested == [(name, rate, False) for name in ("bare", "own") for rate in (50, 100)]
+    assert all(r["answered"] == r["sent"] > 0 for r in record.rows if r["kind"] == "load")
+    assert [r["batch"] for r in record.rows if r["kind"] == "batch"] == list(module.BATCHES)
+    with pytest.raises(RuntimeError, match="servers are measured on a CPU, got meta"):
+        module.measure(torch.device("meta"))
