@@ -38,7 +38,12 @@ REPEATS = 15  # of the batch curve
 
 UNITS = {"kind": "batch or load", "server": "name", "batch": "samples", "time": "ms"}
 UNITS |= {"round": "number", "rate": "requests/s", "sent": "requests", "answered": "requests"}
-UNITS |= {"held": f"p99 <= {LIMIT_MS:g} ms and all answered", "p50": "ms", "p99": "ms", "late": "ms"}
+UNITS |= {
+    "held": f"p99 <= {LIMIT_MS:g} ms and all answered",
+    "p50": "ms",
+    "p99": "ms",
+    "late": "ms",
+}
 
 
 @contextmanager

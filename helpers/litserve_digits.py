@@ -28,7 +28,7 @@ class LitDigits(ls.LitAPI):
         try:
             return torch.tensor(Image.model_validate(request).pixels)
         except ValidationError as error:
-            raise HTTPException(422, problems(error.errors())) from None
+            raise HTTPException(status_code=422, detail=problems(error.errors())) from None
 
     def batch(self, inputs: list[Tensor]) -> Tensor:
         """Join the samples of a batch."""

@@ -52,16 +52,27 @@ def simulate(
     return latencies, sizes
 
 
-def straight_line(sizes: Sequence[int], times: Sequence[float]) -> tuple[float, float]:
-    """Return (fixed, each): the least-squares line `fixed + each · n` through measured times."""
-    if len(set(sizes)) < 2 or len(sizes) != len(times):
-        raise ValueError(f"expected times of two sizes or more, got {len(times)} for {list(sizes)}")
-    n = len(sizes)
-    mean_size, mean_time = sum(sizes) / n, sum(times) / n
-    spread = sum((size - mean_size) ** 2 for size in sizes)
-    pairs = zip(sizes, times, strict=True)
-    each = sum((size - mean_size) * (time - mean_time) for size, time in pairs) / spread
-    return mean_time - each * mean_size, each
+def batch_times(sizes: Sequence[int], times: Sequence[float]) -> Callable[[int], float]:
+    """Return the time of a batch of n as a function, from measured times of a few sizes.
+
+    Between two measured sizes the time follows a straight line; beyond them, the nearest one's
+    time per sample holds.
+    """
+    points = sorted(zip(sizes, times, strict=True))
+    if len(points) < 2:
+        raise ValueError(f"expected times of two sizes or more, got {len(points)}")
+
+    def at(n: int) -> float:
+        (smallest, first), (largest, last) = points[0], points[-1]
+        if n <= smallest:
+            return first * n / smallest
+        if n >= largest:
+            return last * n / largest
+        pairs = zip(points, points[1:], strict=False)
+        (low, below), (high, above) = next(p for p in pairs if p[0][0] <= n <= p[1][0])
+        return below + (above - below) * (n - low) / (high - low)
+
+    return at
 
 
 def cost_per_million(price_per_hour: float, rate: float) -> float:

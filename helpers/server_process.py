@@ -1,4 +1,4 @@
-"""Chapter 18: a server as a process of its own: started, waited for, and stopped with its family."""
+"""Chapter 18: a server as a process of its own: started, waited for, stopped with its children."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Chapter 18: a model behind HTTP: validation, limits, batches, versions, metrics, graceful stop."""
+"""Chapter 18: a model behind HTTP: checks, limits, batches, versions, metrics, graceful stop."""
 
 import argparse
 import asyncio
@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from zlib import crc32
 
 import torch
+import torch.nn.functional as F
 import uvicorn
 from fastapi import Depends, FastAPI, Header, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -32,6 +33,7 @@ from helpers.batching import Batcher, Closed, QueueFull
 from helpers.models import MLP
 
 SIDE = 28
+RETRY = {"Retry-After": "1"}  # seconds
 SHOWN_PROBLEMS = 3  # an image has 784 pixels: the reader of a message needs the first few
 
 
@@ -50,9 +52,13 @@ class DigitReader(nn.Module):
         self.sizes, self.mean, self.std = sizes, mean, std
         self.layers = MLP(*sizes)
 
-    def forward(self, pixels: Tensor) -> Tensor:
+    def logits(self, pixels: Tensor) -> Tensor:
+        """Pixels as in `forward` -> logits [N, 10], for training."""
         x = (pixels / 255 - self.mean) / self.std
-        return self.layers(x.flatten(1)).softmax(1)
+        return self.layers(x.flatten(1))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.logits(pixels).softmax(1)
 
 
 def save_model(model: DigitReader, path: str | Path) -> None:
@@ -71,6 +77,24 @@ def load_model(path: str | Path) -> DigitReader:
         state = {name: file.get_tensor(name) for name in file.keys()}
     model = DigitReader(*settings["sizes"], mean=settings["mean"], std=settings["std"])
     model.load_state_dict(state)
+    return model.eval()
+
+
+def train_reader(
+    images: Tensor, labels: Tensor, *, sizes: tuple[int, ...], epochs: int, seed: int = 0
+) -> DigitReader:
+    """Train on images uint8 [N, 1, 28, 28] and labels int64 [N]; return it in evaluation mode."""
+    torch.manual_seed(seed)
+    pixels = images[:, 0].float()
+    scaled = pixels / 255
+    model = DigitReader(*sizes, mean=scaled.mean().item(), std=scaled.std().item())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(pixels)).split(100):
+            loss = F.cross_entropy(model.logits(pixels[rows]), labels[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
     return model.eval()
 
 
@@ -205,19 +229,11 @@ class Gate:
             return await self.app(scope, receive, send_and_leave)
 
         body = await self._read(Headers(scope=scope), receive)
-        if body is None:
-            return None  # the client has gone
         if isinstance(body, JSONResponse):
-            return await body(scope, receive, send_and_leave)
-
-        unread = [body]
-
-        async def replay() -> Message:
-            if unread:
-                return {"type": "http.request", "body": unread.pop(), "more_body": False}
-            return await receive()
-
-        return await self.app(scope, replay, send_and_leave)
+            await body(scope, receive, send_and_leave)
+        elif body is not None:  # else the client has gone
+            await self.app(scope, replay(body, receive), send_and_leave)
+        return None
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes | JSONResponse | None:
         kind = headers.get("content-type", "nothing")
@@ -243,6 +259,18 @@ class Gate:
         except TimeoutError:
             seconds = self.settings.read_timeout
             return refuse(408, f"body: not complete after {seconds:g} s")
+
+
+def replay(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that brings a body which has been read already, then what comes later."""
+    unread = [body]
+
+    async def again() -> Message:
+        if unread:
+            return {"type": "http.request", "body": unread.pop(), "more_body": False}
+        return await receive()
+
+    return again
 
 
 def refuse(status: int, detail: str) -> JSONResponse:
@@ -335,7 +363,10 @@ def _add_predict(
             client = secrets.token_hex(8) if x_client is None else x_client
             version = app.state.routing.choose(client)
         if version not in batchers:
-            raise HTTPException(404, f"version: expected one of {list(batchers)}, got {version!r}")
+            raise HTTPException(
+                status_code=404,
+                detail=f"version: expected one of {list(batchers)}, got {version!r}",
+            )
         start, status = time.perf_counter(), 500
         try:
             row = await _answer(batchers[version], torch.tensor(image.pixels), limits)
@@ -348,9 +379,7 @@ def _add_predict(
             metrics.latency.labels(version).observe(time.perf_counter() - start)
         best = int(row.argmax())
         chances = row.tolist()
-        return Answer(
-            digit=best, probability=chances[best], probabilities=chances, version=version
-        )
+        return Answer(digit=best, probability=chances[best], probabilities=chances, version=version)
 
 
 async def _answer(batcher: Batcher, sample: Tensor, limits: Settings) -> Tensor:
@@ -359,13 +388,19 @@ async def _answer(batcher: Batcher, sample: Tensor, limits: Settings) -> Tensor:
         async with asyncio.timeout(limits.timeout):
             row = await batcher.predict(sample)
     except QueueFull as error:
-        raise HTTPException(429, f"{error}; try again", {"Retry-After": "1"}) from None
+        raise HTTPException(status_code=429, detail=f"{error}; try again", headers=RETRY) from None
     except Closed:
-        raise HTTPException(503, "the server is stopping", {"Retry-After": "1"}) from None
+        raise HTTPException(
+            status_code=503, detail="the server is stopping", headers=RETRY
+        ) from None
     except TimeoutError:
-        raise HTTPException(504, f"no answer within {limits.timeout:g} s") from None
+        raise HTTPException(
+            status_code=504, detail=f"no answer within {limits.timeout:g} s"
+        ) from None
     if not row.isfinite().all():  # an error is better than a wrong answer
-        raise HTTPException(500, "the model returned a number that is not finite")
+        raise HTTPException(
+            status_code=500, detail="the model returned a number that is not finite"
+        )
     return row
 
 
@@ -385,7 +420,9 @@ def _add_watch(app: FastAPI, metrics: Metrics, models: Mapping[str, nn.Module]) 
     async def ready() -> str:
         """Should new requests be sent here?"""
         if not app.state.ready or app.state.draining:
-            raise HTTPException(503, "not ready: the server is starting or stopping")
+            raise HTTPException(
+                status_code=503, detail="not ready: the server is starting or stopping"
+            )
         return "ready"
 
     @app.get("/metrics", response_class=PlainTextResponse)
@@ -402,14 +439,16 @@ def _add_watch(app: FastAPI, metrics: Metrics, models: Mapping[str, nn.Module]) 
 def _add_admin(app: FastAPI, models: Mapping[str, nn.Module], token: str) -> None:
     def authorized(authorization: Annotated[str, Header(max_length=200)] = "") -> None:
         if not secrets.compare_digest(authorization.encode(), f"Bearer {token}".encode()):
-            raise HTTPException(401, "Authorization: expected the admin's token")
+            raise HTTPException(status_code=401, detail="Authorization: expected the admin's token")
 
     @app.put("/admin/versions", dependencies=[Depends(authorized)])
     async def route(wanted: Canary) -> dict[str, Any]:
         """Choose the current version and the canary; takes effect with the next request."""
         for name in (wanted.current, wanted.canary):
             if name is not None and name not in models:
-                raise HTTPException(404, f"version: expected one of {list(models)}, got {name!r}")
+                raise HTTPException(
+                    status_code=404, detail=f"version: expected one of {list(models)}, got {name!r}"
+                )
         app.state.routing = Routing(wanted.current, wanted.canary, wanted.share)
         return {"loaded": list(models), **vars(app.state.routing)}
 
@@ -425,6 +464,7 @@ def drawing_page() -> str:
 def bare_app(model: nn.Module) -> FastAPI:
     """Return the baseline: one handler that calls the model, and nothing else."""
     app = FastAPI()
+    app.state.draining = False
 
     @app.post("/predict")
     async def predict(image: dict) -> dict[str, Any]:
@@ -474,7 +514,9 @@ class DrainingServer(uvicorn.Server):
 def main(arguments: list[str] | None = None) -> None:
     """Serve the models named on the command line until a signal says stop."""
     parser = argparse.ArgumentParser(description="Serve handwritten digits over HTTP.")
-    parser.add_argument("--model", action="append", required=True, metavar="NAME=FILE")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--model", action="append", metavar="NAME=FILE")
+    source.add_argument("--train", action="store_true", help="train a small model and serve it")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--max-batch", type=int, default=Settings.max_batch)
@@ -487,10 +529,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
 
     torch.set_num_threads(1)
-    models = {}
-    for pair in given.model:
-        name, _, path = pair.partition("=")
-        models[name] = load_model(path)
+    models = {"v1": _small_model()} if given.train else _load_all(given.model)
     settings = Settings(
         max_batch=given.max_batch,
         max_wait=given.max_wait,
@@ -500,11 +539,40 @@ def main(arguments: list[str] | None = None) -> None:
         freeze=not given.no_freeze,
         admin_token=os.environ.get("SERVING_ADMIN_TOKEN"),
     )
-    first = next(iter(models.values()))
-    app = bare_app(first) if given.bare else create_app(models, settings)
-    app.state.draining = False
+    app = create_app(models, settings)
+    if given.bare:
+        app = bare_app(next(iter(models.values())))
+        if settings.freeze:
+            gc.collect()
+            gc.freeze()
+    elif given.train:
+        print(f"draw a digit on http://{given.host}:{given.port}/  (Ctrl+C stops)", flush=True)
     config = uvicorn.Config(app, host=given.host, port=given.port, log_level="warning")
     DrainingServer(config, app.state, settings.drain).run()
+
+
+def _load_all(pairs: list[str]) -> dict[str, nn.Module]:
+    """`NAME=FILE` -> the model of each file under its name."""
+    models = {}
+    for pair in pairs:
+        name, _, path = pair.partition("=")
+        if not name or not path:
+            raise ValueError(f"--model: expected NAME=FILE, got {pair!r}")
+        models[name] = load_model(path)
+    return models
+
+
+def _small_model() -> DigitReader:
+    from helpers import data  # 2 s, which a server with a file need not wait for
+
+    digits = data.digits()
+    print(f"training on {len(digits.train_images)} digits", flush=True)
+    model = train_reader(digits.train_images, digits.train_labels, sizes=(784, 256, 10), epochs=8)
+    with torch.inference_mode():
+        best = model(digits.test_images[:, 0].float()).argmax(1)
+    right = (best == digits.test_labels).float().mean().item()
+    print(f"{right:.1%} of {len(best)} other digits are read correctly", flush=True)
+    return model
 
 
 if __name__ == "__main__":

@@ -83,9 +83,11 @@ def test_the_batcher_forms_the_batches_of_the_simulation():
     assert sizes == expected == [3, 4, 1, 1]
 
 
-def test_a_line_through_points_on_it():
-    fixed, each = queueing.straight_line([1, 4, 32], [5.0 + 0.5 * n for n in (1, 4, 32)])
-    assert (fixed, each) == (pytest.approx(5.0), pytest.approx(0.5))
+def test_times_between_and_beyond_the_measured_sizes():
+    time_of = queueing.batch_times([32, 2, 4], [0.030, 0.010, 0.012])
+    assert [time_of(n) for n in (2, 4, 32)] == pytest.approx([0.010, 0.012, 0.030])
+    assert time_of(3) == pytest.approx(0.011) and time_of(18) == pytest.approx(0.021)
+    assert time_of(1) == pytest.approx(0.005) and time_of(64) == pytest.approx(0.060)
 
 
 def test_a_million_requests():
@@ -98,8 +100,7 @@ def test_a_million_requests():
         (lambda: queueing.md1_latency(-1, 1), "expected rate >= 0 and service > 0"),
         (lambda: queueing.md1_latency(1, 0), "expected rate >= 0 and service > 0"),
         (lambda: queueing.simulate([0], float, max_batch=0), "expected max_batch >= 1, max_wait"),
-        (lambda: queueing.straight_line([1, 1], [1, 2]), "times of two sizes or more"),
-        (lambda: queueing.straight_line([1, 2], [1]), "times of two sizes or more"),
+        (lambda: queueing.batch_times([1], [2]), "times of two sizes or more"),
         (lambda: queueing.cost_per_million(1, 0), "expected price >= 0 and rate > 0"),
     ],
 )

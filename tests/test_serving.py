@@ -83,6 +83,21 @@ def test_a_file_of_something_else_is_refused(tmp_path):
         serving.load_model(tmp_path / "b.safetensors")
 
 
+def test_training_learns_the_digits():
+    digits = data.digits()
+    model = serving.train_reader(
+        digits.train_images[:1000], digits.train_labels[:1000], sizes=(784, 32, 10), epochs=2
+    )
+    with torch.inference_mode():
+        best = model(digits.test_images[:, 0].float()).argmax(1)
+    assert (best == digits.test_labels).float().mean() > 0.6 and not model.training
+
+
+def test_a_model_on_the_command_line_has_a_name():
+    with pytest.raises(ValueError, match="expected NAME=FILE, got 'v1'"):
+        serving.main(["--model", "v1"])
+
+
 def test_at_least_one_model():
     with pytest.raises(ValueError, match="at least one model to serve"):
         serving.create_app({})
@@ -247,7 +262,9 @@ def gate(messages, **options):
 
 
 def test_a_body_that_does_not_come_is_not_waited_for():
-    sent, passed = gate([{"type": "http.request", "body": b"{", "more_body": True}], read_timeout=0.05)
+    sent, passed = gate(
+        [{"type": "http.request", "body": b"{", "more_body": True}], read_timeout=0.05
+    )
     assert sent[0]["status"] == 408 and not passed
     assert json.loads(sent[1]["body"])["detail"] == "body: not complete after 0.05 s"
 
@@ -273,7 +290,9 @@ def test_only_the_first_problems_are_listed(count):
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=7), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=7), inner, max_size=3)
+    ),
     max_leaves=12,
 )
 
@@ -471,7 +490,8 @@ def images():
 @pytest.fixture(scope="module")
 def right(images):
     with torch.inference_mode():
-        return reader(0, (784, 512, 10))(torch.tensor(images, dtype=torch.float32)).argmax(1).tolist()
+        probabilities = reader(0, (784, 512, 10))(torch.tensor(images, dtype=torch.float32))
+    return probabilities.argmax(1).tolist()
 
 
 def start(files, *options):
@@ -496,9 +516,7 @@ def test_a_graceful_stop_loses_nothing_that_was_accepted(files, images, right):
     """Under load, several times: every accepted request is answered, and the client has it."""
     for seed in range(2):
         with start(files, "--drain", "0.3") as server:
-            going = load.start_load(
-                f"{server.url}/predict", images, rate=150, seconds=3, seed=seed
-            )
+            going = load.start_load(f"{server.url}/predict", images, rate=150, seconds=3, seed=seed)
             wait_for_answers(server, 100)
             server.ask_to_stop()
             with going:

@@ -90,7 +90,8 @@ def test_two_versions_in_one_torchserve(tmp_path):
             replies = load.load_test(inference + path, images.tolist(), rate=100, seconds=2)
             assert {r.status for r in replies} == {200}
             assert all(r.digit == expected[version][r.image] for r in replies)
-        request = urllib.request.Request(f"{management}/models/digits/2.0/set-default", method="PUT")
+        default = f"{management}/models/digits/2.0/set-default"
+        request = urllib.request.Request(default, method="PUT")
         urllib.request.urlopen(request, timeout=20).close()
         replies = load.load_test(
             f"{inference}/predictions/digits", images.tolist(), rate=20, seconds=1
