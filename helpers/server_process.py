@@ -1,5 +1,6 @@
 """Chapter 18: a server as a process of its own: started, waited for, stopped with its children."""
 
+import atexit
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 class ServerFailed(Exception):
@@ -49,7 +51,7 @@ class ServerProcess:
         self.process.wait(10)
 
     def stop(self, timeout: float = 20) -> None:
-        """Ask to stop, wait, and kill what is left after `timeout` seconds."""
+        """Ask to stop, wait, and kill what is left after `timeout` seconds; twice does no harm."""
         if self.process.poll() is None:
             self.ask_to_stop()
             try:
@@ -57,39 +59,52 @@ class ServerProcess:
             except subprocess.TimeoutExpired:
                 print(f"killed: not stopped after {timeout} s", file=sys.stderr)
         self.kill()  # a child may have outlived its parent
+        atexit.unregister(self.stop)
 
 
-@contextmanager
-def running(
+def start(
     command: Sequence[str],
     *,
     port: int,
     ready: str = "/ready",
     timeout: float = 120,
     environment: Mapping[str, str] | None = None,
-) -> Iterator[ServerProcess]:
-    """Start `command`, wait until `ready` answers 200, and stop the server at the end.
+) -> ServerProcess:
+    """Start `command`, wait until the path `ready` answers 200, and return the running server.
 
-    The server gets a session of its own, so that the processes that it starts end with it.
-    Raises `ServerFailed` with the last lines that it printed when it does not get ready.
+    The server gets a session of its own, so that the processes that it starts can be ended with
+    it; it is stopped when this program ends, at the latest. environment: variables that it gets
+    besides those of this process. Raises `ServerFailed` with the last lines that the server
+    printed when it is not ready after `timeout` seconds.
     """
-    with tempfile.TemporaryDirectory(prefix="server-") as folder:
-        log = Path(folder, "log.txt")
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                command,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                env={**os.environ, **({} if environment is None else environment)},
-            )
-        server = ServerProcess(process, port, log)
-        try:
-            _wait_until_ready(server, ready, timeout)
-            yield server
-        finally:
-            server.stop()
+    log = Path(tempfile.mkdtemp(prefix="server-"), "log.txt")
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, **({} if environment is None else environment)},
+        )
+    server = ServerProcess(process, port, log)
+    atexit.register(server.stop)
+    try:
+        _wait_until_ready(server, ready, timeout)
+    except BaseException:
+        server.stop()
+        raise
+    return server
+
+
+@contextmanager
+def running(command: Sequence[str], **options: Any) -> Iterator[ServerProcess]:
+    """Start a server with the options of `start`, and stop it at the end of the block."""
+    server = start(command, **options)
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
 def _wait_until_ready(server: ServerProcess, path: str, timeout: float) -> None:
