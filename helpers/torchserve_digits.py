@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import urllib.request
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import torch
 from pydantic import ValidationError
 
 from helpers.serving import Image, load_model, problems
+
+# github.com/pytorch/serve is read-only since then, without security patches.
+ARCHIVED = date(2025, 8, 7)
 
 
 class Digits:
@@ -94,8 +98,8 @@ def configure(folder: Path, ports: tuple[int, int, int]) -> Path:
 def command(folder: Path) -> list[str]:
     """Return the command that starts TorchServe in the foreground, with the archives of `folder`.
 
-    Since 0.11 a token is needed for everything and models cannot be registered; on 127.0.0.1,
-    for a test, both are switched.
+    By default 0.12 wants a token for everything and registers no models; on 127.0.0.1, for a test,
+    both are switched.
     """
     options = ["--start", "--foreground", "--ncs", "--model-store", str(folder)]
     options += ["--ts-config", str(folder / "config.properties")]
