@@ -105,14 +105,15 @@ def still_serves(server):
 
 
 def test_a_few_hundred_bad_requests(server):
-    statuses = from_the_description(server, 200) + from_good_ones(server, 200)
+    statuses = from_the_description(server, 100) + from_good_ones(server, 300)
     assert sum(count for status, count in statuses.items() if 400 <= status < 500) > 250, statuses
     still_serves(server)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_ten_thousand_bad_requests(server):
-    statuses = from_the_description(server, 8000) + from_good_ones(server, 6000)
+    statuses = from_the_description(server, 2500) + from_good_ones(server, 9500)
     refused = sum(count for status, count in statuses.items() if 400 <= status < 500)
     print(dict(statuses))
     assert refused >= 10_000, statuses
