@@ -40,15 +40,17 @@ def draw_requests(
 
     arrivals, latencies: in seconds, as `queueing.simulate` takes and returns them.
     """
-    first = 0
+    first, lines = 0, []
     for number, size in enumerate(sizes):
         color = (BLUE, ORANGE, GREEN)[number % 3]
         for request in range(first, first + size):
             if arrivals[request] <= until:
                 start, end = arrivals[request], arrivals[request] + latencies[request]
-                ax.plot([1e3 * start, 1e3 * end], [request, request], color=color, lw=1.6)
-                ax.plot([1e3 * end], [request], color=color, marker="o", ms=2.5)
+                lines.append((request, 1e3 * start, 1e3 * end, color))
         first += size
+    rows, starts, ends, colors = zip(*lines, strict=True)
+    ax.hlines(rows, starts, ends, colors=colors, lw=1.6)
+    ax.scatter(ends, rows, s=6, c=colors)
     ax.set_xlim(0, 1e3 * until)
     ax.set_xlabel("ms")
     ax.set_ylabel("request")

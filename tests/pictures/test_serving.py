@@ -14,9 +14,10 @@ def test_requests_end_at_their_answers(ax):
     pictures.draw_requests(
         ax, [0.0, 0.01, 0.5], [0.02, 0.01, 0.1], [2, 1], until=0.1, title="two shown"
     )
-    lines = [line for line in ax.lines if len(line.get_xdata()) == 2]
-    assert [list(line.get_xdata()) for line in lines] == [[0, 20], [10, 20]]
-    assert lines[0].get_color() == lines[1].get_color()
+    lines, ends = ax.collections
+    assert [part[:, 0].tolist() for part in lines.get_segments()] == [[0, 20], [10, 20]]
+    assert (lines.get_color()[0] == lines.get_color()[1]).all()
+    assert ends.get_offsets().tolist() == [[20, 0], [20, 1]]
     assert ax.get_title() == "two shown"
 
 
