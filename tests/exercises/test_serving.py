@@ -1,6 +1,4 @@
-import pytest
-
-from helpers.exercises import check
+"""Answers to the exercises of chapter 18, right and wrong."""
 
 
 def batch(limit=True, absolute=False, sliding=False, strict=False, late=0):
@@ -43,46 +41,38 @@ def retry(again=(429, 503, 504), last=3, base=0.5, factor=2, obey=True, add=Fals
     return wait_before_retry
 
 
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    [
-        ("first_batch", batch()),
-        ("from_schedule", schedule()),
-        ("wait_before_retry", retry()),
-    ],
-)
-def test_a_right_answer_is_accepted(name, answer, capsys):
-    check(f"serving.{name}", answer)
-    assert capsys.readouterr().out.startswith("✓")
+RIGHT = {
+    "first_batch": [batch()],
+    "from_schedule": [schedule()],
+    "wait_before_retry": [retry()],
+}
 
-
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    [
-        ("first_batch", batch(limit=False)),
-        ("first_batch", batch(absolute=True)),
-        ("first_batch", batch(sliding=True)),
-        ("first_batch", batch(strict=True)),
-        ("first_batch", batch(late=1)),
-        ("first_batch", lambda arrivals, max_batch, max_wait: min(len(arrivals), max_batch)),
-        ("from_schedule", schedule(from_sent=True)),
-        ("from_schedule", schedule(idle=False)),
-        ("from_schedule", schedule(wait_only=True)),
-        ("from_schedule", lambda interval, service: list(service)),
-        ("from_schedule", lambda interval, service: [s + interval for s in service]),
-        ("wait_before_retry", retry(again=(429, 500, 503, 504))),
-        ("wait_before_retry", retry(again=(422, 429, 503, 504))),
-        ("wait_before_retry", retry(again=(429,))),
-        ("wait_before_retry", retry(last=99)),
-        ("wait_before_retry", retry(last=4)),
-        ("wait_before_retry", retry(factor=1)),
-        ("wait_before_retry", retry(base=1)),
-        ("wait_before_retry", retry(obey=False)),
-        ("wait_before_retry", retry(add=True)),
-        ("wait_before_retry", lambda status, attempt, retry_after: retry_after),
-        ("first_batch", lambda arrivals, max_batch, max_wait: ...),
+WRONG = {
+    "first_batch": [
+        batch(limit=False),
+        batch(absolute=True),
+        batch(sliding=True),
+        batch(strict=True),
+        batch(late=1),
+        lambda arrivals, max_batch, max_wait: min(len(arrivals), max_batch),
     ],
-)
-def test_a_wrong_answer_is_refused(name, answer, capsys):
-    check(f"serving.{name}", answer)
-    assert capsys.readouterr().out.startswith("✗")
+    "from_schedule": [
+        schedule(from_sent=True),
+        schedule(idle=False),
+        schedule(wait_only=True),
+        lambda interval, service: list(service),
+        lambda interval, service: [s + interval for s in service],
+    ],
+    "wait_before_retry": [
+        retry(again=(429, 500, 503, 504)),
+        retry(again=(422, 429, 503, 504)),
+        retry(again=(429,)),
+        retry(last=99),
+        retry(last=4),
+        retry(factor=1),
+        retry(base=1),
+        retry(obey=False),
+        retry(add=True),
+        lambda status, attempt, retry_after: retry_after,
+    ],
+}
