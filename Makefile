@@ -1,5 +1,6 @@
 # make book    build the site in both languages      make lab      open the chapters in JupyterLab
 # make test    lint, unit tests, every chapter       make measure  record a benchmark: NAME=…
+# make serve   train a small model, serve it on 127.0.0.1:8000, with a page to draw on: PORT=…
 # make clean   remove what was built (not .venv)
 
 PYTHON ?= python3
@@ -7,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 
-.PHONY: book test lint unit notebooks lab measure clean
+.PHONY: book test lint unit notebooks lab measure serve clean
 
 book: $(STAMP)
 	$(BIN)/python book/site/build.py
@@ -33,6 +34,10 @@ lab: $(STAMP)
 measure: $(STAMP)
 	@test -n "$(NAME)" || { echo "which record? make measure NAME=matmul" >&2; exit 2; }
 	$(BIN)/python benchmarks/measure.py $(NAME)
+
+PORT ?= 8000
+serve: $(STAMP)
+	$(BIN)/python -m helpers.serving --train --port $(PORT)
 
 clean:
 	rm -rf _build .pytest_cache .ruff_cache .hypothesis

@@ -36,6 +36,14 @@
                        train_gpt       all of it as a program: GPT, text, torchrun, resume
     16_quantization    quantization    grids of integers, calibration, integer products, QAT, int4
     17_export          export          a guarded export, parity, ONNX graphs as rows, latency
+    18_serving         serving         the server: checks, limits, versions, metrics, graceful stop
+                       batching        an asyncio batcher: one call of the model for many requests
+                       server_process  a server started, waited for and stopped with its children
+                       load            a load test at scheduled times, percentiles and their range
+                       queueing        how long requests wait: M/D/1, the batcher simulated, costs
+                       litserve_digits  the same model on LitServe
+                       ray_digits      the same model on Ray Serve
+                       torchserve_digits  the same model on TorchServe
 
 Beside the lessons:
 

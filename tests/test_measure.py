@@ -224,3 +224,22 @@ def test_exports_are_timed_and_compared(bench, monkeypatch, one_thread):
     assert [r["relative"] for r in rows] == [0.0, 1.0] * 4  # twice as long: as far as the length
     assert [r["agree"] for r in rows] == [100.0] * 4 + [None] * 4
     assert all(r["exact"] < 1e-5 for r in rows[::2]) and rows[1]["bytes"] == 7
+
+
+def test_servers_at_rising_rates(bench, monkeypatch):
+    module = bench("serving")
+    monkeypatch.setattr(module, "SIZES", (784, 32, 10))
+    monkeypatch.setattr(module, "SERVERS", ("bare", "own", "not there"))
+    monkeypatch.setattr(module, "RATES", (50, 100, 200))
+    monkeypatch.setattr(module, "WARM_UP", (20.0, 0.5))
+    monkeypatch.setattr(module, "SECONDS", 0.5)
+    monkeypatch.setattr(module, "REQUESTS", 0)  # too few for a p99, so that no rate counts as held
+    monkeypatch.setattr(module, "ROUNDS", 1)
+    monkeypatch.setattr(module, "REPEATS", 3)
+    record = module.measure(CPU)
+    tested = [(r["server"], r["rate"], r["held"]) for r in record.rows if r["kind"] == "load"]
+    assert tested == [(name, rate, False) for name in ("bare", "own") for rate in (50, 100)]
+    assert all(r["answered"] == r["sent"] > 0 for r in record.rows if r["kind"] == "load")
+    assert [r["batch"] for r in record.rows if r["kind"] == "batch"] == list(module.BATCHES)
+    with pytest.raises(RuntimeError, match="servers are measured on a CPU, got meta"):
+        module.measure(torch.device("meta"))

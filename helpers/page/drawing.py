@@ -38,7 +38,11 @@ def pad(model: nn.Sequential, example: Tensor | None = None, *, mean: float, std
         "std": std,
         "example": None if example is None else _base64(image),
     }
-    template = resources.files("helpers.page").joinpath("drawing.html").read_text(encoding="utf-8")
+    files = resources.files("helpers.page")
+    template = files.joinpath("drawing.html").read_text(encoding="utf-8")
+    template = template.replace(
+        "[[center]]\n", files.joinpath("center.js").read_text("utf-8") + "\n"
+    )
     for other in {"zh", "en"} - set(languages()):
         template = re.sub(f"<!--{other}-->.*?<!--/{other}-->", "", template, flags=re.DOTALL)
     page = template.replace("[[bars]]", _bars(shown)).replace("[[spec]]", json.dumps(spec))

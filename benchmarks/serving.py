@@ -1,0 +1,182 @@
+"""Chapter 18: five servers, one model, one machine: latencies at rising rates, and the batch curve.
+
+The same rule for all: one process computes with one thread and the same weights, the client is a
+second process that sends the same images as JSON at the same random times (an open loop), and a
+latency counts from the time at which the request was to be sent. Each server is started, warmed up
+at a low rate, and then measured at rising rates until two in a row cannot be held: p99 above
+`LIMIT_MS` or a request without an answer. Rounds take all servers in turns. Each reading has at
+least 1000 requests, so that ten lie beyond p99.
+
+"own, collector on" is the own server without `gc.freeze`. A server whose software is not there is
+left out, and said so. Everything in one command; `SERVERS` may be cut to try one of them.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from helpers import data, environment, load, serving, timing
+from helpers import torchserve_digits as torchserve
+from helpers.page import records
+from helpers.server_process import ServerProcess, free_port, running, serving_command
+
+SIZES = (784, 4096, 4096, 10)
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+RATES = (25, 50, 100, 150, 200, 250, 300, 400, 500, 600, 800, 1000)
+LIMIT_MS = 100.0
+REQUESTS = 1100  # at least, for each reading
+SECONDS = 8.0  # at least, for each reading
+WARM_UP = (20.0, 3.0)  # rate, seconds
+ROUNDS = 2
+REPEATS = 15  # of the batch curve
+
+UNITS = {"kind": "batch or load", "server": "name", "batch": "samples", "time": "ms"}
+UNITS |= {"round": "number", "rate": "requests/s", "sent": "requests", "answered": "requests"}
+UNITS |= {
+    "held": f"p99 <= {LIMIT_MS:g} ms and all answered",
+    "p50": "ms",
+    "p99": "ms",
+    "late": "ms",
+}
+
+
+@contextmanager
+def own(model: Path, folder: Path, *options: str) -> Iterator[tuple[ServerProcess, str]]:
+    """Start `helpers.serving`."""
+    port = free_port()
+    with running(serving_command(port, {"v1": model}, *options), port=port) as server:
+        yield server, "/predict"
+
+
+@contextmanager
+def module(model: Path, name: str, ready: str) -> Iterator[tuple[ServerProcess, str]]:
+    """Start a module that takes a port, and the model from DIGITS_MODEL."""
+    port = free_port()
+    command = [sys.executable, "-m", name, str(port)]
+    place = {"DIGITS_MODEL": str(model)}
+    with running(command, port=port, ready=ready, environment=place) as server:
+        yield server, "/predict"
+
+
+@contextmanager
+def with_torchserve(model: Path, folder: Path) -> Iterator[tuple[ServerProcess, str]]:
+    """Archive the model, start TorchServe, register the archive."""
+    ports = free_port(), free_port(), free_port()
+    archived = torchserve.archive(model, "1.0", folder)
+    torchserve.configure(folder, ports)
+    place = {"LOG_LOCATION": str(folder / "logs"), "METRICS_LOCATION": str(folder / "logs")}
+    command = torchserve.command(folder)
+    with running(command, port=ports[0], ready="/ping", environment=place) as server:
+        torchserve.register(f"http://127.0.0.1:{ports[1]}", archived.name)
+        yield server, "/predictions/digits"
+
+
+def servers() -> dict[str, Callable[[Path, Path], Any]]:
+    """Name -> what starts it, for those that can be started here."""
+    found: dict[str, Callable[[Path, Path], Any]] = {
+        "bare": lambda model, folder: own(model, folder, "--bare"),
+        "own": lambda model, folder: own(model, folder),
+        "own, collector on": lambda model, folder: own(model, folder, "--no-freeze"),
+        "LitServe": lambda model, folder: module(model, "helpers.litserve_digits", "/health"),
+    }
+    if environment_has("ray"):
+        found["Ray Serve"] = lambda model, folder: module(model, "helpers.ray_digits", "/ready")
+    if torchserve.missing() is None:
+        found["TorchServe"] = with_torchserve
+    return found
+
+
+def environment_has(name: str) -> bool:
+    """Can this Python import it?"""
+    from importlib.util import find_spec
+
+    return find_spec(name) is not None
+
+
+SERVERS = ("bare", "own", "own, collector on", "LitServe", "Ray Serve", "TorchServe")
+
+
+def at_rising_rates(url: str, images: list, server: str, number: int) -> Iterator[dict]:
+    """Measure one server until two rates in a row are not held."""
+    load.load_test(url, images, rate=WARM_UP[0], seconds=WARM_UP[1])
+    failed = 0
+    for rate in RATES:
+        seconds = max(SECONDS, REQUESTS / rate)
+        replies = load.load_test(url, images, rate=rate, seconds=seconds, seed=number)
+        found = load.summary(replies)
+        answered = found["statuses"].get(200, 0)
+        p99 = found["p99"]
+        held = answered == found["sent"] and p99 is not None and p99 <= LIMIT_MS
+        print(f"{server}, round {number}, {rate}/s: p50 {found['p50']}, p99 {p99}, {found}")
+        yield row(
+            kind="load",
+            server=server,
+            round=number,
+            rate=rate,
+            sent=found["sent"],
+            answered=answered,
+            held=held,
+            p50=rounded(found["p50"]),
+            p99=rounded(p99),
+            late=rounded(found["client late by"]),
+        )
+        failed = 0 if held else failed + 1
+        if failed == 2:
+            return
+
+
+def rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)
+
+
+def row(**values: Any) -> dict[str, Any]:
+    """A line of the record; what it has no value for is None."""
+    return {**dict.fromkeys(UNITS), **values}
+
+
+def batch_curve(model: torch.nn.Module) -> list[dict[str, Any]]:
+    """Milliseconds of one call for each batch size, in turns, one thread."""
+    calls = {}
+    for size in BATCHES:
+        x = torch.rand(size, 28, 28) * 255
+        calls[size] = lambda x=x: model(x)
+    with torch.inference_mode():
+        times = timing.interleaved(calls, torch.device("cpu"), repeats=REPEATS)
+    return [
+        row(kind="batch", server="model", batch=size, time=[round(t, 4) for t in ms])
+        for size, ms in times.items()
+    ]
+
+
+def measure(device: torch.device) -> records.Record:
+    """Measure everything that can be started here. On a CPU: that is what the chapter is about."""
+    if device.type != "cpu":
+        raise RuntimeError(f"the servers are measured on a CPU, got {device}")
+    os.environ["OMP_NUM_THREADS"] = "1"  # the servers inherit it
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    made = records.provenance(
+        environment.versions(device), repeats=ROUNDS, clock="perf_counter of the client"
+    )
+    model = serving.DigitReader(*SIZES, mean=data.MEAN, std=data.STD).eval()
+    images = data.digits().test_images[:100, 0].tolist()
+    rows = batch_curve(model)
+    available = servers()
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place, "v1.safetensors")
+        serving.save_model(model, path)
+        for number in range(1, ROUNDS + 1):
+            for name in SERVERS:
+                if name not in available:
+                    print(f"{name} is left out: not installed beside this Python")
+                    continue
+                folder = Path(tempfile.mkdtemp(dir=place))
+                with available[name](path, folder) as (server, route):
+                    rows += at_rising_rates(server.url + route, images, name, number)
+    return records.Record("serving", made, UNITS, rows)
