@@ -19,8 +19,8 @@ VERDICTS = {
     "not-recorded": ("not recorded yet", "尚无实测记录"),
 }
 MISSING = {
-    "en": "nobody has measured this on a GPU yet; `make measure NAME={stem}` does",
-    "zh": "还没有人在 GPU 上测过；要测，可以在有 GPU 的机器上运行 `make measure NAME={stem}`",
+    "en": "nobody has recorded this yet; `make measure NAME={stem}` does",
+    "zh": "还没有人测过；运行 `make measure NAME={stem}` 可以得到一份记录",
 }
 # What introduces the claim: E… are sayings that the book corrects, M… what it states itself.
 LABELS = {"E": ("A common claim", "常见的说法"), "M": ("The claim", "论断")}

@@ -57,7 +57,7 @@ def test_one_language_where_the_notebook_has_one(shown, monkeypatch):
 def test_without_a_record_it_says_how_to_make_one(shown):
     ledger.result("M99", "not-recorded")
     assert shown[0]["text/plain"].startswith(
-        "M99 · `Water` is <wet> · not recorded yet: nobody has measured this on a GPU yet;"
+        "M99 · `Water` is <wet> · not recorded yet: nobody has recorded this yet;"
     )
     assert "<code>make measure NAME=test</code>" in shown[0]["text/html"]
     assert "Measured" not in shown[0]["text/html"]
