@@ -48,28 +48,6 @@ def record_buckets(model: DistributedDataParallel) -> list[list[Bucket]]:
     return passes
 
 
-def record_order(model: DistributedDataParallel) -> list[str]:
-    """Return a list that grows in each backward pass, by what happens, in order.
-
-    "gradient of NAME is ready" when a parameter has its gradient, "all-reduce of bucket N starts"
-    when DDP starts to communicate one. Uses DDP's communication hook, as `record_buckets` does.
-    """
-    names = {p: name for name, p in model.module.named_parameters()}
-    events: list[str] = []
-
-    def ready(parameter: torch.Tensor) -> None:
-        events.append(f"gradient of {names[parameter]} is ready")
-
-    def communicate(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        events.append(f"all-reduce of bucket {bucket.index()} starts")
-        return default_hooks.allreduce_hook(None, bucket)  # what DDP does without a hook
-
-    for parameter in model.module.parameters():
-        parameter.register_post_accumulate_grad_hook(ready)
-    model.register_comm_hook(None, communicate)
-    return events
-
-
 def trace_step(step: Callable[[], object]) -> list[dict[str, Any]]:
     """Profile one call of `step()`; return what ran in backward, and what was reduced meanwhile.
 

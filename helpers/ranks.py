@@ -28,6 +28,9 @@ class Output:
     launcher: str
     seconds: float
 
+    def _ipython_display_(self) -> None:
+        """Show nothing at the end of a notebook's cell: the lines have been printed already."""
+
 
 class RankError(RuntimeError):
     """A rank failed. `rank`, `exitcode` (-9: killed by signal 9), `traceback`, `output`.

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from helpers import collectives, data_parallel, distributed
@@ -295,12 +296,30 @@ def ddp_gradients():
     return results
 
 
+def record_order(model):
+    """Return a list that grows in each backward pass, by what happens, in order."""
+    names = {p: name for name, p in model.module.named_parameters()}
+    events = []
+
+    def ready(parameter):
+        events.append(f"gradient of {names[parameter]} is ready")
+
+    def communicate(state, bucket):
+        events.append(f"all-reduce of bucket {bucket.index()} starts")
+        return default_hooks.allreduce_hook(state, bucket)
+
+    for parameter in model.module.parameters():
+        parameter.register_post_accumulate_grad_hook(ready)
+    model.register_comm_hook(None, communicate)
+    return events
+
+
 def order_of_ddp():
     """The second backward pass of three layers, a bucket each."""
     with distributed.process_group(timeout=60):
         model = nn.Sequential(*[nn.Linear(16, 16, bias=False) for _ in range(3)])
         model = DistributedDataParallel(model, bucket_cap_mb=1e-4)
-        events = data_parallel.record_order(model)
+        events = record_order(model)
         for _ in range(2):
             model.zero_grad()
             events.clear()

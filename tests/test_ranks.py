@@ -4,6 +4,7 @@ import io
 import time
 
 import pytest
+from IPython.core.formatters import DisplayFormatter
 
 from helpers import ranks
 
@@ -68,6 +69,11 @@ def test_torchrun_s_report_is_read():
     first, second = sorted(ranks.reported_failures(output), key=ranks.Failure.order)
     assert first == ranks.Failure(1, 3, "one\ntwo", 0, True)
     assert second == ranks.Failure(0, -15, "", 0, False)
+
+
+def test_a_cell_that_ends_with_torchrun_shows_the_lines_only_once():
+    output = ranks.Output({0: "one\n"}, "", 1.0)
+    assert DisplayFormatter().format(output) == ({}, {})
 
 
 HEAD = "Traceback (most recent call last):\n  File x\n"
