@@ -1,8 +1,7 @@
-"""Chapter 20: simulators, a renderer and a planner as programs with gradients; fits, error bars.
+"""Chapter 20: simulators, a renderer, a planner: programs with gradients; fits, error bars."""
 
-Everything here is made of ordinary tensor operations, so that autograd and `torch.func` go through
-it. Units are those of the problem: meters, seconds and radians where nothing else is said.
-"""
+# Everything here is made of ordinary tensor operations, so that autograd and `torch.func` go
+# through it. Units are meters, seconds and radians where nothing else is said.
 
 from collections.abc import Callable
 from typing import Any
@@ -152,10 +151,11 @@ class Budget:
 def ellipse_image(shape: Tensor, *, size: int, softness: float) -> Tensor:
     """Render an ellipse on black: an image [3, size, size] of a square from -1 to 1.
 
-    shape [8]: center x and y, half axes a and b (> 0), angle in radians, red, green, blue. The
-    edge is a sigmoid, about `softness` wide; as softness goes to 0 it becomes a step.
+    shape [8]: center x and y, logarithms of the half axes a and b, angle in radians, red, green,
+    blue. The edge is a sigmoid, about `softness` wide; as softness goes to 0 it becomes a step.
     """
-    x, y, a, b, angle = shape[:5]
+    x, y, log_a, log_b, angle = shape[:5]
+    a, b = log_a.exp(), log_b.exp()  # positive, whatever an optimizer does to the logarithms
     line = torch.linspace(-1, 1, size, dtype=shape.dtype)
     down, right = torch.meshgrid(line, line, indexing="ij")
     along = (right - x) * angle.cos() + (down - y) * angle.sin()
@@ -169,16 +169,21 @@ def ellipse_image(shape: Tensor, *, size: int, softness: float) -> Tensor:
 # ---- a planner
 
 
-def path_cost(points: Tensor, centers: Tensor, radii: Tensor, *, margin: float) -> Tensor:
+def path_cost(
+    points: Tensor, centers: Tensor, radii: Tensor, *, margin: float, samples: int = 1
+) -> Tensor:
     """Return a scalar: squared lengths of the steps, and a penalty for coming near an obstacle.
 
     points: [n, 2], with both ends. centers [m, 2], radii [m]: disks. The penalty begins `margin`
-    outside of a disk and grows with the square of how deep a point lies.
+    outside of a disk and grows with the square of how deep a place lies. It looks at `samples`
+    places of each step; with 1 only at the points, and a long step can jump over a disk.
     """
-    lengths = points.diff(dim=0).square().sum()
-    distance = (points[:, None] - centers).norm(dim=2)  # [n, m]
+    steps = points.diff(dim=0)
+    shares = torch.arange(samples, dtype=points.dtype) / samples
+    places = points[:-1, None] + shares[:, None] * steps[:, None]  # [n - 1, samples, 2]
+    distance = (places[:, :, None] - centers).norm(dim=-1)  # [n - 1, samples, m]
     depth = (radii + margin - distance).clamp(min=0)
-    return (len(points) - 1) * lengths + 200 * depth.square().sum()
+    return len(steps) * steps.square().sum() + 200 / samples * depth.square().sum()
 
 
 # ---- events

@@ -227,7 +227,8 @@ def test_a_budget_ends():
 
 # ---- renderer
 
-CIRCLE = [0.0, 0.0, 0.5, 0.5, 0.0, 1.0, 0.5, 0.0]
+HALF = math.log(0.5)
+CIRCLE = [0.0, 0.0, HALF, HALF, 0.0, 1.0, 0.5, 0.0]
 
 
 def test_a_circle_is_half_covered_on_its_edge_and_full_inside():
@@ -239,7 +240,7 @@ def test_a_circle_is_half_covered_on_its_edge_and_full_inside():
 
 
 def test_a_sharp_ellipse_has_the_area_of_an_ellipse():
-    shape = torch.tensor([0.1, -0.2, 0.5, 0.25, 0.7, 1.0, 1.0, 1.0])
+    shape = torch.tensor([0.1, -0.2, HALF, 2 * HALF, 0.7, 1.0, 1.0, 1.0])
     image = differentiable.ellipse_image(shape, size=401, softness=1e-4)
     area = image[0].sum().item() * (2 / 400) ** 2
     # pixels on the edge, about 2.4 / 0.005, are in or out: the error of the sum is some dozens
@@ -247,16 +248,16 @@ def test_a_sharp_ellipse_has_the_area_of_an_ellipse():
 
 
 def test_x_is_to_the_right_and_the_angle_turns_x_towards_y():
-    right = torch.tensor([0.5, 0.0, 0.2, 0.2, 0.0, 1.0, 1.0, 1.0])
+    right = torch.tensor([0.5, 0.0, -1.6, -1.6, 0.0, 1.0, 1.0, 1.0])
     image = differentiable.ellipse_image(right, size=21, softness=0.02)[0]
     assert image[:, 11:].sum() > 100 * image[:, :10].sum()
-    turned = torch.tensor([0.0, 0.0, 0.8, 0.1, math.pi / 4, 1.0, 1.0, 1.0])
+    turned = torch.tensor([0.0, 0.0, math.log(0.8), math.log(0.1), math.pi / 4, 1.0, 1.0, 1.0])
     image = differentiable.ellipse_image(turned, size=21, softness=0.02)[0]
     assert image[15, 15] > 0.8 and image[5, 15] < 0.01  # 0.84: on the long axis, near its end
 
 
 def test_the_renderer_s_gradient_is_that_of_differences():
-    shape = torch.tensor([0.1, -0.2, 0.5, 0.3, 0.7, 1.0, 0.5, 0.2], requires_grad=True)
+    shape = torch.tensor([0.1, -0.2, -0.7, -1.2, 0.7, 1.0, 0.5, 0.2], requires_grad=True)
 
     def image(shape):
         return differentiable.ellipse_image(shape, size=6, softness=0.2)
@@ -280,6 +281,16 @@ def test_a_path_s_cost_by_hand():
     )
     # 2 steps · (1 + 4); only the middle point is within 0.7 of the disk's center: 0.2 deep
     close(cost, torch.tensor(2 * 5 + 200 * 0.2**2))
+
+
+def test_samples_see_what_lies_between_two_points():
+    points = torch.tensor([[0.0, 0.0], [4.0, 0.0], [8.0, 0.0]])
+    disk = {"centers": torch.tensor([[2.0, 0.0]]), "radii": torch.tensor([1.0]), "margin": 0.5}
+    blind = differentiable.path_cost(points, **disk)
+    seeing = differentiable.path_cost(points, **disk, samples=4)
+    close(blind, torch.tensor(2 * 32.0))
+    # of the places at 0, 1, 2, …, three are within 1.5 of the center: 0.5, 1.5 and 0.5 deep
+    close(seeing, torch.tensor(2 * 32.0 + 50 * (0.25 + 2.25 + 0.25)))
 
 
 # ---- events
