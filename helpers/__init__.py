@@ -34,7 +34,7 @@
                        pipeline        stages, GPipe and 1F1B as data, and their bubble
                        resharding      checkpoints of parts, for another number of ranks
                        train_gpt       all of it as a program: GPT, text, torchrun, resume
-    20_differentiable  differentiable  simulators, a renderer and a planner with gradients; error bars
+    20_differentiable  differentiable  simulators, a renderer, a planner with gradients; error bars
 
 Beside the lessons:
 

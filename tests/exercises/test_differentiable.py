@@ -4,7 +4,7 @@ import torch
 from helpers.exercises import check
 
 
-def spring(order="velocity", sign=-1, damped=True, detach=False, keep="after", square=False):
+def spring(order="velocity", sign=-1, damped=True, detach=False, keep="after"):
     def answer(start, stiffness, damping, steps, dt):
         position, velocity, positions = start, torch.zeros_like(start), []
         for _ in range(steps):
@@ -14,8 +14,6 @@ def spring(order="velocity", sign=-1, damped=True, detach=False, keep="after", s
                 position = position + dt * velocity
             pull = stiffness * position
             brake = damping * velocity if damped else 0
-            if square:
-                brake = damping * velocity * velocity.abs()
             velocity = velocity + dt * (sign * pull - brake)
             if order == "velocity":
                 position = position + dt * velocity
@@ -61,7 +59,6 @@ WRONG = {
         spring(damped=False),
         spring(detach=True),
         spring(keep="before"),
-        spring(square=True),
         lambda start, *_: start,
     ],
     "errors_of_fit": [

@@ -32,7 +32,7 @@ def test_temperatures_stand_over_their_cells(ax):
 def test_two_images_stand_side_by_side(ax):
     pictures.draw_images(ax, torch.rand(3, 8, 8), 2 * torch.ones(3, 8, 8), "step 1")
     left, right = ax.images
-    assert left.get_extent() == (0, 8, 8, 0) and right.get_extent() == (11, 19, 8, 0)
+    assert [*left.get_extent(), *right.get_extent()] == [0, 8, 8, 0, 11, 19, 8, 0]
     assert right.get_array().max() == 1.0  # brighter than white is white
 
 
