@@ -14,7 +14,7 @@ def draw_flight(ax: Axes, seen: Tensor, computed: Tensor, title: str) -> None:
     ax.plot(*computed.T.tolist(), color=BLUE, label="simulator")
     ax.plot(*seen.T.tolist(), "o", color=ORANGE, ms=4, label="measured")
     ax.axhline(0, color=GRAY, lw=0.8)
-    ax.set(xlim=(0, 26), ylim=(-8, 16), xlabel="x [m]", ylabel="y [m]")
+    ax.set(xlim=(0, 24), ylim=(-2, 24), xlabel="x [m]", ylabel="y [m]")
     ax.set_title(title, size=10)
     ax.legend(frameon=False, loc="upper left")
 
