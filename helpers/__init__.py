@@ -44,6 +44,7 @@
                        litserve_digits  the same model on LitServe
                        ray_digits      the same model on Ray Serve
                        torchserve_digits  the same model on TorchServe
+    20_differentiable  differentiable  simulators, a renderer, a planner with gradients; error bars
 
 Beside the lessons:
 
