@@ -1,6 +1,6 @@
-"""Chapter 14, exercises: the best efficiency, rounds and elements of a ring, how often to save."""
+"""Chapter 14, exercises: the best efficiency, rounds of a ring, how often to save."""
 
-from helpers.collectives import holdings, ring_bytes, ring_schedule
+from helpers.collectives import holdings, ring_schedule
 from helpers.exercises.harness import Exercise
 
 # ---- 1: what can be hidden
@@ -29,23 +29,7 @@ def _chunks() -> list[tuple]:
     ]
 
 
-# ---- 3: what does not divide
-
-
-def sent_elements(rank: int, ranks: int, elements: int) -> int:
-    """Return how many elements `rank` sends in a ring all-reduce."""
-    return ring_bytes(ranks, elements, 1)[rank]
-
-
-def _unequal() -> list[tuple]:
-    return [
-        (rank, ranks, elements)
-        for ranks, elements in [(1, 5), (2, 8), (4, 10), (3, 10), (4, 3)]
-        for rank in range(ranks)
-    ]
-
-
-# ---- 4: how often to save
+# ---- 3: how often to save
 
 
 def lost_share(interval: float, save: float, between: float) -> float:
@@ -62,7 +46,6 @@ EXERCISES = {
         cases=lambda: [(0.2, 0.4, 0.1), (0.2, 0.4, 0.4), (0.2, 0.4, 1.0), (1.0, 2.0, 0.0)],
     ),
     "rounds_until": Exercise(reference=rounds_until, cases=_chunks),
-    "sent_elements": Exercise(reference=sent_elements, cases=_unequal),
     "lost_share": Exercise(
         reference=lost_share,
         cases=lambda: [(60 * m, s, 3600 * h) for m in (10, 60) for s in (0, 30) for h in (9, 24)],

@@ -1,6 +1,3 @@
-import torch
-
-
 def beside_backward(forward, backward, communication):
     return (forward + backward) / (forward + max(backward, communication))
 
@@ -25,19 +22,6 @@ def other_way_round(rank, chunk, ranks):
     return ranks - 1 + (chunk - rank - 1) % ranks
 
 
-def counted(rank, ranks, elements):
-    lengths = [len(chunk) for chunk in torch.zeros(elements).tensor_split(ranks)]
-    return sum(lengths[(rank - step) % ranks] for step in range(2 * (ranks - 1)))
-
-
-def as_if_equal(rank, ranks, elements):
-    return 2 * (ranks - 1) * elements // ranks
-
-
-def without_all_gather(rank, ranks, elements):
-    return counted(rank, ranks, elements) // 2
-
-
 def both_losses(interval, save, between):
     return save / interval + interval / 2 / between
 
@@ -53,7 +37,6 @@ def without_saving(interval, save, between):
 RIGHT = {
     "best_efficiency": [beside_backward],
     "rounds_until": [until],
-    "sent_elements": [counted],
     "lost_share": [both_losses],
 }
 WRONG = [
@@ -61,8 +44,6 @@ WRONG = [
     ("best_efficiency", beside_forward_too, "value is not right"),
     ("rounds_until", one_round_early, "value"),
     ("rounds_until", other_way_round, "value"),
-    ("sent_elements", as_if_equal, "value"),
-    ("sent_elements", without_all_gather, "value"),
     ("lost_share", a_whole_interval, "value is not right"),
     ("lost_share", without_saving, "value is not right"),
 ]
