@@ -146,15 +146,18 @@ def in_pytorch(model: nn.Module) -> Callable[[Tensor], Tensor]:
     return run
 
 
-def compiled(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Return the model compiled with its weights as constants, as the int8 kernels need it.
+def compiled(model: nn.Module, examples: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the model compiled; `measure` has its weights made constants, as int8 kernels need it.
 
-    Each batch size gets a program of its own, all of them compiled before anything is timed.
+    Each batch size gets a program of its own, compiled here, by its first call. A later
+    `torch._dynamo.reset()` would drop them all, to be compiled again without constants.
     """
     fast = {}
-    for batch in BATCHES:
-        torch._dynamo.reset()
-        fast[batch] = torch.compile(copy.deepcopy(model), dynamic=False, options={"freezing": True})
+    with torch.no_grad():
+        for batch in BATCHES:
+            own = copy.deepcopy(model)
+            fast[batch] = torch.compile(own, dynamic=False, isolate_recompiles=True)
+            fast[batch](examples[:batch])
 
     def run(x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -175,7 +178,10 @@ class InBfloat16(nn.Module):
 
 
 def in_int4(model: nn.Module) -> nn.Module:
-    """Return a copy with packed 4-bit weights in groups of 32, where the inputs divide by 32."""
+    """Return a copy with packed 4-bit weights in groups of 32.
+
+    Only of layers with a multiple of 32 inputs and of 16 outputs, as the kernel needs them.
+    """
     from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
     from torchao.quantization import quantize_
 
@@ -183,7 +189,11 @@ def in_int4(model: nn.Module) -> nn.Module:
     quantize_(
         quantized,
         PrototypeInt4WeightOnlyConfig(group_size=32),
-        lambda module, name: isinstance(module, nn.Linear) and module.in_features % 32 == 0,
+        lambda module, name: (
+            isinstance(module, nn.Linear)
+            and module.in_features % 32 == 0
+            and module.out_features % 16 == 0
+        ),
     )
     return quantized
 
@@ -192,7 +202,7 @@ def by_torchao(model: nn.Module, config: object) -> nn.Module:
     from torchao.quantization import quantize_
 
     quantized = copy.deepcopy(model)
-    quantize_(quantized, config, set_inductor_config=False)
+    quantize_(quantized, config)
     return quantized
 
 
@@ -217,13 +227,16 @@ def torchao_models(task: Task) -> dict[str, nn.Module]:
     """The models that `quantize_` makes. It leaves convolutions as they are."""
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig
 
-    found = {"int8 weight-only": by_torchao(task.model, Int8WeightOnlyConfig())}
+    found = {
+        "int8 weight-only": by_torchao(task.model, Int8WeightOnlyConfig(set_inductor_config=False))
+    }
     if "ConvNet" not in task.name:
-        dynamic = Int8DynamicActivationInt8WeightConfig()
-        found |= {
-            "int8 dynamic": by_torchao(task.model, dynamic),
-            "int4 weight-only": in_int4(task.model),
-        }
+        dynamic = Int8DynamicActivationInt8WeightConfig(set_inductor_config=False)
+        found["int8 dynamic"] = by_torchao(task.model, dynamic)
+    if (
+        "MLP" in task.name
+    ):  # for the 4096 tokens of a batch of the GPT, its kernel takes many seconds
+        found["int4 weight-only"] = in_int4(task.model)
     return found
 
 
@@ -231,15 +244,16 @@ def add_compiled(task: Task) -> None:
     from torchao.quantization import Int8WeightOnlyConfig
 
     def add(name: str, model: nn.Module, size: int) -> None:
-        task.ways[name] = ("compiled", compiled(model), size)
+        task.ways[name] = ("compiled", compiled(model, task.test), size)
 
     half = InBfloat16(task.model)
     add("float32, compiled", task.model, file_bytes(task.model.state_dict()))
     add("bf16, compiled", half, file_bytes(half.state_dict()))
     for name, quantized in torchao_models(task).items():
-        add(f"{name}, torchao, compiled", quantized, file_bytes(quantized.state_dict()))
+        if "int4" not in name:  # its kernel is the same one
+            add(f"{name}, torchao, compiled", quantized, file_bytes(quantized.state_dict()))
     # its kernel for weights alone takes bfloat16 only
-    both = by_torchao(half, Int8WeightOnlyConfig())
+    both = by_torchao(half, Int8WeightOnlyConfig(set_inductor_config=False))
     add("int8 weight-only, bf16, torchao, compiled", both, file_bytes(both.state_dict()))
 
     small = int8_bytes(task.model)
@@ -447,7 +461,9 @@ def measure(device: torch.device) -> records.Record:
         gpt_task(steps=400),
     ]
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
+    # for the whole run: some programs compile again later, and would do so without constants
+    frozen = torch._inductor.config.patch(freezing=True)
+    with tempfile.TemporaryDirectory() as folder, frozen:
         for task in tasks:
             for add in (add_eager, add_compiled, lambda t: add_onnx(t, Path(folder))):
                 add(task)
