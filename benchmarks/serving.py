@@ -222,17 +222,21 @@ def measure(device: torch.device) -> records.Record:
     rows = batch_curve(model)
     available = servers()
     for_server, for_client = two_processors()
-    with tempfile.TemporaryDirectory() as place:
-        path = Path(place, "v1.safetensors")
-        serving.save_model(model, path)
-        for number in range(1, ROUNDS + 1):
-            for name in random.Random(number).sample(SERVERS, len(SERVERS)):
-                if name not in available:
-                    print(f"{name} is left out: not installed beside this Python")
-                    continue
-                folder = Path(tempfile.mkdtemp(dir=place))
-                os.sched_setaffinity(0, {for_server})  # what is started now inherits it
-                with available[name](path, folder) as (server, route):
-                    os.sched_setaffinity(0, {for_client})
-                    rows += at_rising_rates(server.url + route, images, name, number)
+    everywhere = os.sched_getaffinity(0)
+    try:
+        with tempfile.TemporaryDirectory() as place:
+            path = Path(place, "v1.safetensors")
+            serving.save_model(model, path)
+            for number in range(1, ROUNDS + 1):
+                for name in random.Random(number).sample(SERVERS, len(SERVERS)):
+                    if name not in available:
+                        print(f"{name} is left out: not installed beside this Python")
+                        continue
+                    folder = Path(tempfile.mkdtemp(dir=place))
+                    os.sched_setaffinity(0, {for_server})  # what is started now inherits it
+                    with available[name](path, folder) as (server, route):
+                        os.sched_setaffinity(0, {for_client})
+                        rows += at_rising_rates(server.url + route, images, name, number)
+    finally:
+        os.sched_setaffinity(0, everywhere)
     return records.Record("serving", made, UNITS, rows)

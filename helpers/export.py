@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from helpers import timing
 
@@ -59,11 +60,11 @@ def _check_samples(place: int, value: Tensor, dims: Any) -> None:
 
 
 def _check_program(program: torch.export.ExportedProgram) -> None:
-    """Raise ValueError when an input's first dimension is a number: all else is a symbol."""
+    """Raise ValueError when an input's first dimension is one number, and not a free symbol."""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     for place, name in enumerate(program.graph_signature.user_inputs):
         value = values.get(name) if isinstance(name, str) else None  # else a number
-        if isinstance(value, Tensor) and value.ndim > 0 and isinstance(value.shape[0], int):
+        if isinstance(value, Tensor) and value.ndim > 0 and is_concrete_int(value.shape[0]):
             raise ValueError(_fixed(place, value.shape[0]))
 
 
