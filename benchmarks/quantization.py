@@ -8,8 +8,9 @@ once untimed, which brings its weights back into the caches, and then `CALLS` ti
 the same for all of them. `speedup` compares with PyTorch in float32, eager; `same` with float32 in
 the same runtime (eager, compiled, or ONNX Runtime).
 
-Two pairs run the same program twice: "float32" and "float32, again", and PT2E's static and QAT
-programs, which differ in the values of their weights only. What separates a pair is noise.
+Some pairs run the same program twice: "float32" and "float32, again", and for the MLP PT2E's static
+and QAT programs, which differ in the values of their weights only. What separates a pair is noise.
+(For the ConvNet, the quantizer for QAT also quantizes the result of the last convolution.)
 
 Accuracies are in percent; `margin` is half of the 95 % interval of the difference from float32 over
 the same digits (or the same sequences). "float32, more steps" has had the same additional training
@@ -233,9 +234,7 @@ def torchao_models(task: Task) -> dict[str, nn.Module]:
     if "ConvNet" not in task.name:
         dynamic = Int8DynamicActivationInt8WeightConfig(set_inductor_config=False)
         found["int8 dynamic"] = by_torchao(task.model, dynamic)
-    if (
-        "MLP" in task.name
-    ):  # for the 4096 tokens of a batch of the GPT, its kernel takes many seconds
+    if "MLP" in task.name:  # for the 4096 tokens of a batch of the GPT, its kernel takes seconds
         found["int4 weight-only"] = in_int4(task.model)
     return found
 

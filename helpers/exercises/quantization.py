@@ -12,7 +12,9 @@ from helpers.quantization import grid_of
 def choose_grid(lowest: float, highest: float, bits: int) -> tuple[float, int]:
     """Cover [lowest, highest] and 0 with the integers 0..2**bits - 1; [0, 0] has the scale 1."""
     lowest, highest = min(lowest, 0.0), max(highest, 0.0)
-    scale = (highest - lowest) / (2**bits - 1) or 1.0  # nothing but zeros
+    scale = (highest - lowest) / (2**bits - 1)
+    if scale == 0:  # nothing but zeros
+        scale = 1.0
     return scale, round(-lowest / scale)
 
 
