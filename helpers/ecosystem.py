@@ -11,7 +11,7 @@ import importlib.metadata
 import inspect
 import itertools
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import lightning as L
@@ -47,7 +47,9 @@ def make_job(digits: data.Digits) -> tuple[nn.Module, Optimizer, DataLoader]:
 # ---- bare PyTorch
 
 
-def train_bare(model, optimizer, loader, epochs, device="cpu"):
+def train_bare(
+    model: nn.Module, optimizer: Optimizer, loader: DataLoader, epochs: int, device: str = "cpu"
+) -> None:
     """The loop of every tutorial."""
     model.to(device)
     model.train()
@@ -60,7 +62,9 @@ def train_bare(model, optimizer, loader, epochs, device="cpu"):
             optimizer.step()
 
 
-def train_bare_grown(model, optimizer, loader, epochs, device="cpu"):
+def train_bare_grown(
+    model: nn.Module, optimizer: Optimizer, loader: DataLoader, epochs: int, device: str = "cpu"
+) -> None:
     """The same loop with bfloat16, accumulation and clipping."""
     model.to(device)
     model.train()
@@ -80,16 +84,18 @@ def train_bare_grown(model, optimizer, loader, epochs, device="cpu"):
 # ---- the book's Trainer
 
 
-def loss_fn(model, batch):
+def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """The loss of a batch, as `Trainer` asks for it."""
     images, labels = batch
     return F.cross_entropy(model(images), labels)
 
 
-def train_with_trainer(model, optimizer, loader, epochs):
+def train_with_trainer(
+    model: nn.Module, optimizer: Optimizer, loader: DataLoader, epochs: int
+) -> None:
     """The Trainer of chapter 6."""
 
-    def batches_from(start):
+    def batches_from(start: int) -> Iterator:
         batches = itertools.chain.from_iterable(itertools.repeat(loader))
         return itertools.islice(batches, start, None)
 
@@ -97,10 +103,12 @@ def train_with_trainer(model, optimizer, loader, epochs):
     Trainer(model, optimizer, loss_fn, config).fit(batches_from)
 
 
-def train_with_trainer_grown(model, optimizer, loader, epochs):
+def train_with_trainer_grown(
+    model: nn.Module, optimizer: Optimizer, loader: DataLoader, epochs: int
+) -> None:
     """The same with three more arguments."""
 
-    def batches_from(start):
+    def batches_from(start: int) -> Iterator:
         batches = itertools.chain.from_iterable(itertools.repeat(loader))
         return itertools.islice(batches, start, None)
 
@@ -116,7 +124,9 @@ def train_with_trainer_grown(model, optimizer, loader, epochs):
 # ---- Accelerate
 
 
-def train_with_accelerate(model, optimizer, loader, epochs):
+def train_with_accelerate(
+    model: nn.Module, optimizer: Optimizer, loader: DataLoader, epochs: int
+) -> None:
     """The bare loop, in which Accelerate has wrapped model, optimizer and loader."""
     accelerator = Accelerator(cpu=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
@@ -129,7 +139,9 @@ def train_with_accelerate(model, optimizer, loader, epochs):
             optimizer.step()
 
 
-def train_with_accelerate_grown(model, optimizer, loader, epochs):
+def train_with_accelerate_grown(
+    model: nn.Module, optimizer: Optimizer, loader: DataLoader, epochs: int
+) -> None:
     """Accelerate divides the loss, and skips `step` and `zero_grad` between the updates."""
     accelerator = Accelerator(
         cpu=True, mixed_precision="bf16", gradient_accumulation_steps=ACCUMULATE
@@ -150,7 +162,9 @@ def train_with_accelerate_grown(model, optimizer, loader, epochs):
 # ---- Fabric
 
 
-def train_with_fabric(model, optimizer, loader, epochs):
+def train_with_fabric(
+    model: nn.Module, optimizer: Optimizer, loader: DataLoader, epochs: int
+) -> None:
     """The bare loop, in which Fabric has wrapped model, optimizer and loader."""
     fabric = Fabric(accelerator="cpu", devices=1)
     model, optimizer = fabric.setup(model, optimizer)
@@ -164,7 +178,9 @@ def train_with_fabric(model, optimizer, loader, epochs):
             optimizer.step()
 
 
-def train_with_fabric_grown(model, optimizer, loader, epochs):
+def train_with_fabric_grown(
+    model: nn.Module, optimizer: Optimizer, loader: DataLoader, epochs: int
+) -> None:
     """Fabric takes over the precision and the clipping; accumulation stays in the loop."""
     fabric = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
     model, optimizer = fabric.setup(model, optimizer)
@@ -189,17 +205,17 @@ def train_with_fabric_grown(model, optimizer, loader, epochs):
 class Classifier(L.LightningModule):
     """What is computed; how it runs is up to `L.Trainer`."""
 
-    def __init__(self, model, optimizer):
+    def __init__(self, model: nn.Module, optimizer: Optimizer):
         super().__init__()
         self.model = model
         self.optimizer = optimizer
 
-    def training_step(self, batch, batch_idx):
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """The loss of a batch."""
         images, labels = batch
         return F.cross_entropy(self.model(images), labels)
 
-    def configure_optimizers(self):
+    def configure_optimizers(self) -> Optimizer:
         """The optimizer that `L.Trainer` steps."""
         return self.optimizer
 
@@ -214,13 +230,17 @@ QUIET = {
 }
 
 
-def train_with_lightning(model, optimizer, loader, epochs):
+def train_with_lightning(
+    model: nn.Module, optimizer: Optimizer, loader: DataLoader, epochs: int
+) -> None:
     """No loop is left."""
     trainer = L.Trainer(max_epochs=epochs, **QUIET)
     trainer.fit(Classifier(model, optimizer), loader)
 
 
-def train_with_lightning_grown(model, optimizer, loader, epochs):
+def train_with_lightning_grown(
+    model: nn.Module, optimizer: Optimizer, loader: DataLoader, epochs: int
+) -> None:
     """The same with three more arguments."""
     trainer = L.Trainer(
         max_epochs=epochs,
@@ -246,23 +266,24 @@ PROGRAMS: dict[str, tuple[Callable, Callable, tuple]] = {
 
 
 def code_lines(*objects: Any) -> int:
-    """Count the lines of functions and classes that hold code: no blanks, comments, docstrings."""
+    """Count the lines of functions and classes that hold code: no blanks, comments, docstrings.
+
+    A signature counts as one line, however long its types are.
+    """
     return sum(_code_lines(textwrap.dedent(inspect.getsource(each))) for each in objects)
 
 
 def _code_lines(source: str) -> int:
-    documented = (ast.FunctionDef, ast.ClassDef)
-    words = set()
+    skipped: set[int] = set()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, documented) and ast.get_docstring(node) is not None:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             first = node.body[0]
-            words.update(range(first.lineno, first.end_lineno + 1))
-    count = 0
-    for number, line in enumerate(source.splitlines(), 1):
-        text = line.strip()
-        if text and not text.startswith("#") and number not in words:
-            count += 1
-    return count
+            skipped.update(range(node.lineno + 1, first.lineno))  # the rest of the signature
+            if ast.get_docstring(node) is not None:
+                skipped.update(range(first.lineno, first.end_lineno + 1))
+    lines = enumerate(source.splitlines(), 1)
+    kept = [line.strip() for number, line in lines if number not in skipped]
+    return sum(1 for line in kept if line and not line.startswith("#"))
 
 
 def same_weights(model: nn.Module, other: nn.Module) -> bool:
@@ -312,15 +333,3 @@ def _bytes(name: str) -> int:
         raise ValueError(f"{name}: expected a list of its files, got none; was it installed by pip?")
     paths = [file.locate() for file in files]
     return sum(path.stat().st_size for path in paths if path.is_file())
-
-
-# ---- transfer
-
-
-def matching(source: dict[str, Tensor], target: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of `source` that fit: a name and shape that `target` has, too."""
-    return {
-        name: tensor
-        for name, tensor in source.items()
-        if name in target and tensor.shape == target[name].shape
-    }
