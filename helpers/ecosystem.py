@@ -18,6 +18,7 @@ import lightning as L
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
 from lightning.fabric import Fabric
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -157,6 +158,16 @@ def train_with_accelerate_grown(
                     accelerator.clip_grad_norm_(model.parameters(), CLIP)
                 optimizer.step()
                 optimizer.zero_grad()
+
+
+def forget_accelerate() -> None:
+    """Let the next `Accelerator` of this process have other settings.
+
+    They are kept for the whole process, and an `Accelerator` with others raises ValueError. There
+    is no public way to start anew: these two methods are what test suites call.
+    """
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
 
 
 # ---- Fabric

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import Accelerator
 from torch import nn
 
 from helpers import data, ecosystem
@@ -37,6 +38,7 @@ def digits():
 
 @pytest.fixture(autouse=True)
 def quiet():
+    ecosystem.forget_accelerate()
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -129,9 +131,19 @@ def test_the_two_jobs_differ(small, grown):
     assert not ecosystem.same_weights(small, grown)
 
 
-def test_programs_leave_no_trace(digits, small):
-    """Accelerate keeps its settings for the whole process: bfloat16 must not stay."""
+def test_accelerate_keeps_its_settings_for_the_process(digits):
+    trained(ecosystem.train_with_accelerate, digits)
+    with pytest.raises(ValueError, match="mixed_precision='bf16'"):
+        trained(ecosystem.train_with_accelerate_grown, digits)
+
+
+def test_accelerate_forgets(digits, small):
+    """Else bfloat16, and two batches for an update, would silently stay."""
     trained(ecosystem.train_with_accelerate_grown, digits)
+    ecosystem.forget_accelerate()
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.mixed_precision == "no"
+    assert accelerator.gradient_accumulation_steps == 1
     assert ecosystem.same_weights(trained(ecosystem.train_with_accelerate, digits), small)
 
 
