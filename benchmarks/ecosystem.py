@@ -80,7 +80,9 @@ def in_turns(digits: data.Digits) -> dict[str, dict[str, list[float]]]:
 
 def fresh() -> dict[str, dict[str, list[float]]]:
     """Return seconds to import and resident MB of a new process, for each program's library."""
-    found: dict[str, dict[str, list[float]]] = {name: {"load": [], "memory": []} for name in IMPORTS}
+    found: dict[str, dict[str, list[float]]] = {
+        name: {"load": [], "memory": []} for name in IMPORTS
+    }
     for number in range(-1, PROCESSES):  # the first round fills the file cache
         for name, statement in IMPORTS.items():
             command = [sys.executable, "-c", FRESH.format(statement=statement)]

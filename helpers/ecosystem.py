@@ -1,9 +1,9 @@
 """Chapter 19: one training job in bare PyTorch and in four libraries, and what a library weighs.
 
-Every `train_…` gets the same model, optimizer and loader and makes the same updates; the loader is
-read `epochs` times. `…_small` is the loop of a tutorial. `…_grown` is the same job with three wishes
-of a real project: bfloat16 in the forward pass, `ACCUMULATE` batches for each update, and gradients
-clipped to the norm `CLIP`. The programs stand in the notebook as well, and a test compares the two.
+Every `train_…` gets a model, its optimizer and a loader, which it reads `epochs` times; all of them
+make the same updates. `…_grown` is the same job with three wishes of a real project: bfloat16 in
+the forward pass, `ACCUMULATE` batches for each update, and gradients clipped to the norm `CLIP`.
+The programs stand in the notebook as well, and a test compares the two.
 """
 
 import ast
@@ -341,6 +341,8 @@ def added_bytes(name: str, beside: Iterable[str] = ("torch",)) -> int:
 def _bytes(name: str) -> int:
     files = importlib.metadata.files(name)
     if files is None:
-        raise ValueError(f"{name}: expected a list of its files, got none; was it installed by pip?")
+        raise ValueError(
+            f"{name}: expected a list of its files, got none; was it installed by pip?"
+        )
     paths = [file.locate() for file in files]
     return sum(path.stat().st_size for path in paths if path.is_file())

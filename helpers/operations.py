@@ -58,7 +58,7 @@ def fingerprint(path: str | Path) -> str:
 
 @dataclass(frozen=True)
 class Drift:
-    """distance: the largest gap between two cumulative distributions, in 0..1. limit: see `drift`."""
+    """distance: the largest gap between two cumulative distributions, 0..1. limit: see `drift`."""
 
     distance: float
     limit: float

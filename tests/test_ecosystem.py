@@ -226,8 +226,7 @@ def example(a, b):
     # nor does this
 
     return (
-        a
-        + b  # but this line does
+        a + b  # but this line does
     )
 
 
@@ -268,7 +267,13 @@ def installed(monkeypatch, tmp_path):
     requires = {
         "torch": ["NumPy>=1"],
         "numpy": None,
-        "lib": ["torch>=2", "Tool", 'more; extra == "all"', 'gone; sys_platform == "nowhere"', "lost"],
+        "lib": [
+            "torch>=2",
+            "Tool",
+            'more; extra == "all"',
+            'gone; sys_platform == "nowhere"',
+            "lost",
+        ],
         "tool": ["numpy", "lib"],  # in a circle
         "more": [],
     }

@@ -27,7 +27,18 @@ OWNERS: Mapping[str, Sequence[str]] = {
     "Accelerate": (
         (YOU, YOU, YOU, LIBRARY, ARGUMENT, ARGUMENT, ARGUMENT, ARGUMENT, ARGUMENT, ARGUMENT)
     ),
-    "DeepSpeed": (YOU, YOU, LIBRARY, YOU, ARGUMENT, ARGUMENT, ARGUMENT, ARGUMENT, ARGUMENT, ARGUMENT),
+    "DeepSpeed": (
+        YOU,
+        YOU,
+        LIBRARY,
+        YOU,
+        ARGUMENT,
+        ARGUMENT,
+        ARGUMENT,
+        ARGUMENT,
+        ARGUMENT,
+        ARGUMENT,
+    ),
     "Trainer (chapter 6)": (
         (YOU, LIBRARY, LIBRARY, LIBRARY, ARGUMENT, ARGUMENT, ARGUMENT, YOU, ARGUMENT, ARGUMENT)
     ),
