@@ -133,7 +133,7 @@ class Section:
     text: str
 
 
-HEADING = re.compile(r"^\(([\w-]+)\)=\n##+ +(.+)\n+(.*)", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"\(([\w-]+)\)=\n##+ +([^\n]+)\n+(.*)", re.DOTALL)
 MARKUP = re.compile(r"\{[\w:]+\}`[^`]*`|!\[.*?\]\(.*?\)|[`*$>]")
 
 
