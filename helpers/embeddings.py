@@ -126,7 +126,7 @@ def recall_at(scores: Tensor, right: Tensor, k: int) -> float:
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the book in one language: its label, its title, its first paragraph."""
+    """A section of the book in one language: its label, its title, its first sentence."""
 
     label: str
     title: str
@@ -134,6 +134,7 @@ class Section:
 
 
 HEADING = re.compile(r"\(([\w-]+)\)=\n##+ +([^\n]+)\n+(.*)", re.DOTALL)
+SENTENCE = re.compile(r"(?<=[。？！])|(?<=[.?!])\s")
 MARKUP = re.compile(r"\{[\w:]+\}`[^`]*`|!\[.*?\]\(.*?\)|[`*$>]")
 
 
@@ -148,5 +149,6 @@ def sections(notebook: Path, language: str) -> list[Section]:
         label, title, body = match.groups()
         paragraph = MARKUP.sub("", body.split("\n\n")[0]).strip()
         if paragraph and not paragraph.startswith(("-", "|", "<")):
-            found.append(Section(label, MARKUP.sub("", title), paragraph))
+            sentence = SENTENCE.split(paragraph)[0]
+            found.append(Section(label, MARKUP.sub("", title), sentence))
     return found

@@ -136,8 +136,11 @@ def write(path, *cells):
 def test_sections(tmp_path):
     notebook = write(
         tmp_path / "a.ipynb",
-        (["zh"], "(a-one)=\n## 标题\n\n文字。"),
-        (["en"], "(a-one)=\n## The `title`\n\nSome *text* with {ref}`a link <b>` in it.\n\nMore."),
+        (["zh"], "(a-one)=\n## 标题\n\n第一句。第二句。"),
+        (
+            ["en"],
+            "(a-one)=\n## The `title`\n\nSome *text* with {ref}`a link <b>` in it. And 1.5\nmore.\n\nMore.",
+        ),
         (["en"], "No heading."),
         (["en"], "(a-two)=\n### Deeper\n\n- a list"),
         (["en"], "(a-three)=\n## Empty"),
@@ -145,7 +148,7 @@ def test_sections(tmp_path):
     )
     english = embeddings.sections(notebook, "en")
     assert english == [embeddings.Section("a-one", "The title", "Some text with  in it.")]
-    assert [s.title for s in embeddings.sections(notebook, "zh")] == ["标题"]
+    assert embeddings.sections(notebook, "zh") == [embeddings.Section("a-one", "标题", "第一句。")]
 
 
 def test_both_languages_have_the_same_sections():
