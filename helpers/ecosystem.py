@@ -32,7 +32,7 @@ from helpers.training import TrainConfig, Trainer
 ACCUMULATE, CLIP = 2, 1.0
 
 
-class Shuffled(Sampler[int]):
+class Shuffled(Sampler):
     """The numbers below `length` in an order that follows from the epoch's number alone.
 
     With `shuffle=True` and a generator, the next order also depends on whether the loop asked for
@@ -40,7 +40,8 @@ class Shuffled(Sampler[int]):
     """
 
     def __init__(self, length: int):
-        self.length, self.epoch = length, 0
+        self.length = length
+        self.epoch = 0
 
     def __len__(self) -> int:
         return self.length

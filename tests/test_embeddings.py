@@ -139,7 +139,8 @@ def test_sections(tmp_path):
         (["zh"], "(a-one)=\n## 标题\n\n第一句。第二句。"),
         (
             ["en"],
-            "(a-one)=\n## The `title`\n\nSome *text* with {ref}`a link <b>` in it. And 1.5\nmore.\n\nMore.",
+            "(a-one)=\n## The `title`\n\nSome *text* with {ref}`a link <b>` in it."
+            " And 1.5\nmore.\n\nMore.",
         ),
         (["en"], "No heading."),
         (["en"], "(a-two)=\n### Deeper\n\n- a list"),
