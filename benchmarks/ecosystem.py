@@ -24,7 +24,7 @@ import torch
 from helpers import data, ecosystem, environment, timing
 from helpers.page import records
 
-ROUNDS, EPOCHS, PROCESSES = 30, 3, 7
+ROUNDS, EPOCHS, PROCESSES = 20, 3, 5
 WARM_UP = 10  # steps of each run that do not count: the first ones set things up
 DISTRIBUTIONS = {"Accelerate": "accelerate", "Fabric": "lightning", "Lightning": "lightning"}
 IMPORTS = {

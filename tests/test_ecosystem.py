@@ -253,9 +253,9 @@ class Example:
 
 
 def test_lines_of_code():
-    assert ecosystem.code_lines(example) == 5
+    assert ecosystem.code_lines(example) == 4
     assert ecosystem.code_lines(Example) == 3
-    assert ecosystem.code_lines(example, Example) == 8
+    assert ecosystem.code_lines(example, Example) == 7
 
 
 class Distribution:
