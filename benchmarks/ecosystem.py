@@ -37,11 +37,13 @@ IMPORTS = {
 UNITS = {"program": "name", "lines": "lines", "lines_grown": "lines", "step": "ms"}
 UNITS |= {"ratio": "program / bare", "start": "ms", "load": "s", "memory": "MB", "size": "MB"}
 
+# not `ru_maxrss`: a child starts with the largest set of the process that forked it
 FRESH = """\
-import resource, time
+import time
+import psutil
 start = time.perf_counter()
 {statement}
-print(time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+print(time.perf_counter() - start, psutil.Process().memory_info().rss / 1e6)
 """
 
 
