@@ -91,6 +91,7 @@ def child(workload: str, mode: str, place: str, steady: bool) -> dict[str, Any]:
     device = torch.device(place)
     function, x = job(workload, device)
     expected = function(x)
+    before = held(device)
     prepared = {}
 
     def first_call() -> None:
@@ -104,9 +105,10 @@ def child(workload: str, mode: str, place: str, steady: bool) -> dict[str, Any]:
 
     compiled = prepared["call"]
     result["difference"] = float(f"{(prepared['got'] - expected).abs().max():.2g}")
+    result |= steady_calls(function, compiled, x)
     if device.type == "cuda":
-        result |= {"eager_peak": peak(function, x), "compiled_peak": peak(compiled, x)}
-    return result | steady_calls(function, compiled, x)
+        result["held"] = float(f"{(held(device) - before) / 2**20:.4g}")
+    return result
 
 
 def steady_calls(eager: Callable, compiled: Callable, x: Tensor) -> dict[str, timing.Quantiles]:
@@ -124,18 +126,16 @@ def steady_calls(eager: Callable, compiled: Callable, x: Tensor) -> dict[str, ti
     }
 
 
-def peak(call: Callable, x: Tensor) -> float:
-    """Return the MiB that the allocator holds after calls of `call`, what a CUDA graph keeps too.
+def held(device: torch.device) -> int:
+    """Return the bytes that the allocator cannot give back to a GPU now; 0 elsewhere.
 
     Reserved, not allocated: the pool of a CUDA graph belongs to the graph even between calls.
     """
+    if device.type != "cuda":
+        return 0
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    before = torch.cuda.memory_reserved()
-    for _ in range(5):
-        call(x)
-    torch.cuda.synchronize()
-    return float(f"{max(torch.cuda.memory_reserved() - before, 0) / 2**20:.4g}")
+    return torch.cuda.memory_reserved()
 
 
 def run(workload: str, mode: str, device: torch.device, cache: str, steady: bool) -> dict[str, Any]:
@@ -160,9 +160,9 @@ def measure(device: torch.device, modes: dict[str, tuple] | None = None) -> reco
         modes = GPU_MODES if device.type == "cuda" else MODES
     clock = f"perf_counter on the host, {PAIRS} readings, alternating, each a process"
     provenance = records.provenance(environment.versions(device), repeats=PAIRS, clock=clock)
-    peaks = dict.fromkeys(["eager_peak", "compiled_peak"], "MiB") if device.type == "cuda" else {}
+    memory = {"held": "MiB"} if device.type == "cuda" else {}
     rows = [row(name, mode, device) for name, wanted in modes.items() for mode in wanted]
-    return records.Record("compilation", provenance, UNITS | peaks, rows)
+    return records.Record("compilation", provenance, UNITS | memory, rows)
 
 
 if __name__ == "__main__":

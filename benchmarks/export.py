@@ -1,10 +1,12 @@
 """Chapter 17: the same inputs through eager, compile, AOTInductor, ONNX Runtime and ExecuTorch.
 
-ExecuTorch is measured where it is installed, beside the others; without it, the rest is. It keeps
-a batch size of its own in each file here: its memory is planned in advance.
+All with their default options, except for "AOTInductor, frozen", whose compiler may fold and
+rearrange the weights as ONNX Runtime does when it opens a file. ExecuTorch is measured where it is
+installed, beside the others; without it, the rest is. It has one file for each batch size here.
 """
 
 import copy
+import importlib.metadata
 import importlib.util
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,7 +19,7 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 from torch import Tensor, nn
 from torch.export import Dim
 
-from helpers import data, environment, export, mnist, models
+from helpers import data, environment, export, mnist, models, timing
 from helpers.page import records
 
 BATCHES = (1, 64)
@@ -25,7 +27,7 @@ BLOCKS = 5
 CALLS = 200
 UNITS = {"model": "name", "engine": "name", "batch": "samples", "p50": "ms", "p99": "ms"}
 UNITS |= {"max_abs": "absolute", "relative": "relative", "exact": "relative", "bytes": "B"}
-UNITS |= {"agree": "%"}
+UNITS |= {"agree": "%", "first": "ms"}
 
 Call = Callable[[Tensor], Tensor]
 
@@ -33,14 +35,18 @@ Call = Callable[[Tensor], Tensor]
 def measure(device: torch.device) -> records.Record:
     """A row for each model, engine and batch size; one thread, single calls in turns.
 
-    p50, p99: of a block of calls, p20/p50/p80 over the blocks. max_abs, relative: from eager mode
-    (`export.Parity`); exact: from the same model in float64. agree: images of the test set that
-    get eager mode's class. bytes: of the file. compile is specialized to each batch size, the
-    files of AOTInductor and ONNX take any.
+    p50, p99: of a block of calls, p20/p50/p80 over the blocks. first: to load the file, or to wrap
+    the model, and call it once, in a process that has the libraries (compile compiles then, the
+    others have done it before). max_abs, relative: from eager mode (`export.Parity`), over all
+    inputs in batches; exact: from the same model in float64. agree: images of the test set that
+    get eager mode's class, in whole batches. bytes: of the file. compile is specialized to each
+    batch size, the files of AOTInductor and ONNX take any.
     """
     torch.set_num_threads(1)
     provenance = records.provenance(
-        environment.versions(device), repeats=BLOCKS * CALLS, clock="the host's, single calls"
+        environment.versions(device) | _libraries(),
+        repeats=BLOCKS * CALLS,
+        clock="the host's, single calls",
     )
     rows: list[dict] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -50,9 +56,10 @@ def measure(device: torch.device) -> records.Record:
             path.mkdir()
             for batch in BATCHES:
                 x = inputs[:batch]
+                torch._dynamo.reset()  # or the second batch size is compiled as a dynamic one
                 with torch.no_grad():
                     engines = list(_engines(model, inputs[:2], shapes, path, x))
-                    rows += _rows(name, model, engines, x, tested, device)
+                    rows += _rows(name, model, engines, batch, inputs, tested, device)
     return records.Record("export", provenance, UNITS, rows)
 
 
@@ -73,18 +80,28 @@ def _gpt() -> tuple[nn.Module, Tensor, dict, Tensor | None]:
     return gpt.eval(), tokens, {0: Dim("batch", min=1, max=1024)}, None
 
 
+def _libraries() -> dict[str, str]:
+    """The versions of what is compared."""
+    names = ("onnx", "onnxscript", "onnxruntime", "executorch")
+    have = {dist.metadata["Name"].lower() for dist in importlib.metadata.distributions()}
+    return {name: importlib.metadata.version(name) for name in names if name in have}
+
+
 def _engines(
     model: nn.Module, example: Tensor, shapes: dict, path: Path, x: Tensor
-) -> Iterator[tuple[str, Call, int]]:
-    """Name, function and bytes of the file of each engine; files are made once."""
-    yield "eager", model, 0
-    yield "compile", torch.compile(model), 0
+) -> Iterator[tuple[str, Callable[[], Call], int]]:
+    """Name, what loads the function, and bytes of the file of each engine; files are made once."""
+    yield "eager", lambda: model, 0
+    yield "compile", lambda: torch.compile(model, dynamic=False), 0
     program = export.export_for_inference(model, (example,), (shapes,))
 
-    package = path / "model.pt2"
-    if not package.exists():
-        torch._inductor.aoti_compile_and_package(program, package_path=str(package))
-    yield "AOTInductor", torch._inductor.aoti_load_package(str(package)), package.stat().st_size
+    for name, options in {"AOTInductor": {}, "AOTInductor, frozen": {"freezing": True}}.items():
+        package = path / f"{name}.pt2"
+        if not package.exists():
+            compile_ = torch._inductor.aoti_compile_and_package
+            compile_(program, package_path=str(package), inductor_configs=options)
+        load = partial(torch._inductor.aoti_load_package, str(package))
+        yield name, load, package.stat().st_size
 
     plain, small = path / "model.onnx", path / "int8.onnx"
     if not plain.exists():
@@ -92,11 +109,15 @@ def _engines(
         onnx_program.save(plain, external_data=False)
         _quantize(plain, small, model)
     for name, file in {"ONNX Runtime": plain, "ONNX Runtime int8": small}.items():
-        call = export.onnx_call(export.onnx_session(file))
-        yield name, lambda x, call=call: call(x)[0], file.stat().st_size
+        yield name, partial(_onnx, file), file.stat().st_size
 
     if importlib.util.find_spec("executorch") is not None:
         yield _executorch(model, x, path)
+
+
+def _onnx(file: Path) -> Call:
+    call = export.onnx_call(export.onnx_session(file))
+    return lambda x: call(x)[0]
 
 
 class _Images(ortq.CalibrationDataReader):
@@ -121,7 +142,7 @@ def _quantize(plain: Path, small: Path, model: nn.Module) -> None:
         ortq.quantize_dynamic(ready, small, per_channel=True, weight_type=ortq.QuantType.QInt8)
 
 
-def _executorch(model: nn.Module, x: Tensor, path: Path) -> tuple[str, Call, int]:
+def _executorch(model: nn.Module, x: Tensor, path: Path) -> tuple[str, Callable[[], Call], int]:
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
     from executorch.extension.pybindings.portable_lib import _unsafe_reset_threadpool
@@ -132,36 +153,55 @@ def _executorch(model: nn.Module, x: Tensor, path: Path) -> tuple[str, Call, int
     program = torch.export.export(model, (x,))
     lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
     file.write_bytes(lowered.to_executorch().buffer)
-    method = Runtime.get().load_program(str(file)).load_method("forward")
-    return "ExecuTorch", lambda x: method.execute([x])[0], file.stat().st_size
+
+    def load() -> Call:
+        method = Runtime.get().load_program(str(file)).load_method("forward")
+        return lambda x: method.execute([x])[0]
+
+    return "ExecuTorch", load, file.stat().st_size
 
 
 def _rows(
     name: str,
     model: nn.Module,
-    engines: list[tuple[str, Call, int]],
-    x: Tensor,
+    engines: list[tuple[str, Callable[[], Call], int]],
+    batch: int,
+    inputs: Tensor,
     tested: Tensor | None,
     device: torch.device,
 ) -> Iterator[dict]:
-    exact = _in_float64(model, x)
-    calls = {engine: partial(call, x) for engine, call, _ in engines}
-    took = export.latency(calls, device, BLOCKS, CALLS)
-    for engine, call, size in engines:
-        apart = export.parity(model, call, [(x,)])[0]
-        far = export.parity(lambda _: exact, call, [(x,)])[0]
+    x = inputs[:batch]
+    loaded, first = {}, {}
+    for engine, load, _ in engines:
+
+        def begin(engine: str = engine, load: Callable[[], Call] = load) -> None:
+            loaded[engine] = load()
+            loaded[engine](x)
+
+        first[engine] = timing.host_ms(begin, device)
+    took = export.latency({e: partial(c, x) for e, c in loaded.items()}, device, BLOCKS, CALLS)
+    exact = _in_float64(model, inputs)
+    for engine, _, size in engines:
+        call = partial(_in_batches, loaded[engine], batch=batch)
+        apart = export.parity(model, call, [(inputs,)])[0]
+        far = export.parity(lambda _: exact, call, [(inputs,)])[0]
         yield {
             "model": name,
             "engine": engine,
-            "batch": len(x),
+            "batch": batch,
             "p50": took[engine].p50,
             "p99": took[engine].p99,
             "max_abs": apart.max_abs,
             "relative": apart.relative,
             "exact": far.relative,
             "bytes": size,
-            "agree": None if tested is None else _agreement(model, call, tested, len(x)),
+            "agree": None if tested is None else _agreement(model, loaded[engine], tested, batch),
+            "first": float(f"{first[engine]:.4g}"),
         }
+
+
+def _in_batches(call: Call, inputs: Tensor, batch: int) -> Tensor:
+    return torch.cat([call(part) for part in inputs.split(batch)])
 
 
 def _in_float64(model: nn.Module, x: Tensor) -> Tensor:

@@ -2,15 +2,23 @@
 
 A wide MLP and the book's ConvNet read digits (full MNIST where it is found, else the embedded
 digits), and a small GPT predicts the next byte of Python's language reference. Each model is
-trained here and quantized by torchao (`quantize_`, PT2E), and by ONNX Runtime. All ways take turns
-on the same inputs, one thread each. `speedup` compares with PyTorch in float32, eager; `same` with
-float32 in the same runtime (eager, compiled, or ONNX Runtime).
+trained here and quantized by torchao (`quantize_`, PT2E), by the old `torch.ao.quantization`, and
+by ONNX Runtime. All ways take turns on the same inputs, one thread each. In its turn, a way runs
+once untimed, which brings its weights back into the caches, and then `CALLS` times back to back:
+the same for all of them. `speedup` compares with PyTorch in float32, eager; `same` with float32 in
+the same runtime (eager, compiled, or ONNX Runtime).
+
+Some pairs run the same program twice: "float32" and "float32, again", and for the MLP PT2E's static
+and QAT programs, which differ in the values of their weights only. What separates a pair is noise.
+(For the ConvNet, the quantizer for QAT also quantizes the result of the last convolution.)
 
 Accuracies are in percent; `margin` is half of the 95 % interval of the difference from float32 over
-the same digits (or the same sequences). Sizes are of the file that one would ship.
+the same digits (or the same sequences). "float32, more steps" has had the same additional training
+as QAT. Sizes are of the file that one would ship.
 """
 
 import copy
+import importlib.metadata
 import logging
 import tempfile
 import warnings
@@ -31,6 +39,8 @@ from helpers.quantization import file_bytes, paired_change
 
 REPEATS = 21
 BATCHES = (1, 64)
+CALLS = {1: 20, 64: 3}  # back to back in one reading, for each batch size
+MORE_STEPS = 150
 UNITS = {
     "model": "name",
     "method": "name",
@@ -137,82 +147,125 @@ def in_pytorch(model: nn.Module) -> Callable[[Tensor], Tensor]:
     return run
 
 
-def compiled(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Return the model compiled with its weights as constants, as the int8 kernels need it."""
-    torch._dynamo.reset()
-    fast = torch.compile(model, dynamic=False)
+def compiled(model: nn.Module, examples: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the model compiled; `measure` has its weights made constants, as int8 kernels need it.
+
+    Each batch size gets a program of its own, compiled here, by its first call. A later
+    `torch._dynamo.reset()` would drop them all, to be compiled again without constants.
+    """
+    fast = {}
+    with torch.no_grad():
+        for batch in BATCHES:
+            own = copy.deepcopy(model)
+            fast[batch] = torch.compile(own, dynamic=False, isolate_recompiles=True)
+            fast[batch](examples[:batch])
 
     def run(x: Tensor) -> Tensor:
-        with torch.no_grad(), torch._inductor.config.patch(freezing=True):
-            return fast(x).float()
+        with torch.no_grad():
+            return fast[len(x)](x).float()
 
     return run
 
 
-def add_eager(task: Task) -> None:
-    from torchao.quantization import (
-        Int8DynamicActivationInt8WeightConfig,
-        Int8WeightOnlyConfig,
-        IntxWeightOnlyConfig,
-        quantize_,
+class InBfloat16(nn.Module):
+    """A model whose floats are bfloat16, for float32 inputs or tokens."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = copy.deepcopy(model).bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x.bfloat16() if x.is_floating_point() else x)
+
+
+def in_int4(model: nn.Module) -> nn.Module:
+    """Return a copy with packed 4-bit weights in groups of 32.
+
+    Only of layers with a multiple of 32 inputs and of 16 outputs, as the kernel needs them.
+    """
+    from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+    from torchao.quantization import quantize_
+
+    quantized = copy.deepcopy(model)
+    quantize_(
+        quantized,
+        PrototypeInt4WeightOnlyConfig(group_size=32),
+        lambda module, name: (
+            isinstance(module, nn.Linear)
+            and module.in_features % 32 == 0
+            and module.out_features % 16 == 0
+        ),
     )
-    from torchao.quantization.granularity import PerGroup
+    return quantized
 
-    task.ways["float32"] = ("eager", in_pytorch(task.model), file_bytes(task.model.state_dict()))
-    half = copy.deepcopy(task.model).bfloat16()
 
-    def in_bf16(x: Tensor) -> Tensor:
-        with torch.inference_mode():
-            return half(x.bfloat16() if x.is_floating_point() else x).float()
+def by_torchao(model: nn.Module, config: object) -> nn.Module:
+    from torchao.quantization import quantize_
 
-    task.ways["bf16"] = ("eager", in_bf16, file_bytes(half.state_dict()))
-    configs = {"int8 weight-only, torchao": Int8WeightOnlyConfig()}
-    if "ConvNet" not in task.name:  # `quantize_` leaves its convolutions as they are
-        configs |= {
-            "int8 dynamic, torchao": Int8DynamicActivationInt8WeightConfig(),
-            "int4 weight-only, torchao": IntxWeightOnlyConfig(
-                weight_dtype=torch.int4, granularity=PerGroup(16)
-            ),
-        }
-    for name, config in configs.items():
-        quantized = copy.deepcopy(task.model)
-        quantize_(quantized, config)
-        task.ways[name] = ("eager", in_pytorch(quantized), file_bytes(quantized.state_dict()))
+    quantized = copy.deepcopy(model)
+    quantize_(quantized, config)
+    return quantized
+
+
+def add_eager(task: Task) -> None:
+    size = file_bytes(task.model.state_dict())
+    task.ways["float32"] = ("eager", in_pytorch(task.model), size)
+    task.ways["float32, again"] = ("eager", in_pytorch(copy.deepcopy(task.model)), size)
+    half = InBfloat16(task.model)
+    task.ways["bf16"] = ("eager", in_pytorch(half), file_bytes(half.state_dict()))
+    for name, quantized in torchao_models(task).items():
+        run = in_pytorch(quantized)
+        task.ways[f"{name}, torchao"] = ("eager", run, file_bytes(quantized.state_dict()))
+    if "ConvNet" not in task.name:  # it has no convolutions
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # deprecated: chapter 16 says so
+            old = torch.ao.quantization.quantize_dynamic(copy.deepcopy(task.model), {nn.Linear})
+        run = in_pytorch(old)
+        task.ways["int8 dynamic, torch.ao"] = ("eager", run, file_bytes(old.state_dict()))
+
+
+def torchao_models(task: Task) -> dict[str, nn.Module]:
+    """The models that `quantize_` makes. It leaves convolutions as they are."""
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig
+
+    found = {
+        "int8 weight-only": by_torchao(task.model, Int8WeightOnlyConfig(set_inductor_config=False))
+    }
+    if "ConvNet" not in task.name:
+        dynamic = Int8DynamicActivationInt8WeightConfig(set_inductor_config=False)
+        found["int8 dynamic"] = by_torchao(task.model, dynamic)
+    if "MLP" in task.name:  # for the 4096 tokens of a batch of the GPT, its kernel takes seconds
+        found["int4 weight-only"] = in_int4(task.model)
+    return found
 
 
 def add_compiled(task: Task) -> None:
-    task.ways["float32, compiled"] = (
-        "compiled",
-        per_batch(task, lambda batch: copy.deepcopy(task.model)),
-        file_bytes(task.model.state_dict()),
-    )
-    for name, dynamic in (("int8 static, PT2E", False), ("int8 dynamic, PT2E", True)):
-        if dynamic and "ConvNet" in task.name:
-            continue  # the quantizer has no dynamic convolution
+    from torchao.quantization import Int8WeightOnlyConfig
 
-        def made(batch: int, dynamic: bool = dynamic) -> nn.Module:
-            return pt2e(task, batch, dynamic=dynamic)
+    def add(name: str, model: nn.Module, size: int) -> None:
+        task.ways[name] = ("compiled", compiled(model, task.test), size)
 
-        task.ways[name] = ("compiled", per_batch(task, made), int8_bytes(task.model))
+    half = InBfloat16(task.model)
+    add("float32, compiled", task.model, file_bytes(task.model.state_dict()))
+    add("bf16, compiled", half, file_bytes(half.state_dict()))
+    for name, quantized in torchao_models(task).items():
+        if "int4" not in name:  # its kernel is the same one
+            add(f"{name}, torchao, compiled", quantized, file_bytes(quantized.state_dict()))
+    # its kernel for weights alone takes bfloat16 only
+    both = by_torchao(half, Int8WeightOnlyConfig(set_inductor_config=False))
+    add("int8 weight-only, bf16, torchao, compiled", both, file_bytes(both.state_dict()))
+
+    small = int8_bytes(task.model)
+    add("int8 static, PT2E", pt2e(task, dynamic=False), small)
+    if "ConvNet" not in task.name:  # the quantizer has no dynamic convolution
+        add("int8 dynamic, PT2E", pt2e(task, dynamic=True), small)
     if "GPT" not in task.name:
-        trained: dict[str, Tensor] = {}
-
-        def made_qat(batch: int) -> nn.Module:
-            return pt2e(task, batch, dynamic=False, qat_steps=150, trained=trained)
-
-        task.ways["int8 QAT, PT2E"] = (
-            "compiled",
-            per_batch(task, made_qat),
-            int8_bytes(task.model),
-        )
-
-
-def per_batch(task: Task, make: Callable[[int], nn.Module]) -> Callable[[Tensor], Tensor]:
-    """Return what runs the program that was compiled for this batch size, all made beforehand."""
-    made = {batch: compiled(make(batch)) for batch in BATCHES}
-    for batch in BATCHES:
-        made[batch](task.test[:batch])
-    return lambda x: made[len(x)](x)
+        add("int8 QAT, PT2E", pt2e(task, dynamic=False, qat_steps=MORE_STEPS), small)
+        longer = copy.deepcopy(task.model).train()
+        task.train(longer, MORE_STEPS)
+        run = in_pytorch(longer.eval())
+        size = file_bytes(longer.state_dict())
+        task.ways["float32, more steps"] = ("eager", run, size)
 
 
 def int8_bytes(model: nn.Module) -> int:
@@ -234,14 +287,8 @@ def int8_bytes(model: nn.Module) -> int:
     return file_bytes(state)
 
 
-def pt2e(
-    task: Task,
-    batch: int,
-    *,
-    dynamic: bool,
-    qat_steps: int = 0,
-    trained: dict[str, Tensor] | None = None,
-) -> nn.Module:
+def pt2e(task: Task, *, dynamic: bool, qat_steps: int = 0) -> nn.Module:
+    """Return the program with integer products, for any batch size."""
     import torchao.quantization.pt2e.quantizer.x86_inductor_quantizer as x86
     from torchao.quantization.pt2e import move_exported_model_to_eval, move_exported_model_to_train
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
@@ -250,29 +297,20 @@ def pt2e(
     quantizer.set_global(
         x86.get_default_x86_inductor_quantization_config(is_qat=qat_steps > 0, is_dynamic=dynamic)
     )
-    source = task.model
+    shapes = ({0: torch.export.Dim("batch", min=1, max=1024)},)
+    source = copy.deepcopy(task.model).train(qat_steps > 0)
+    example = (task.calibration[0][:8],)
+    program = torch.export.export(source, example, dynamic_shapes=shapes).module()
     if qat_steps:
-        # trained once with a batch of 128, and its tuned weights taken over for each batch size
-        source = copy.deepcopy(task.model)
-        if not trained:
-            tuned = copy.deepcopy(task.model).train()
-            example = torch.cat(task.calibration)[:128]
-            program = torch.export.export(tuned, (example,)).module()
-            prepared = prepare_qat_pt2e(program, quantizer)
-            move_exported_model_to_train(prepared)
-            task.train(prepared, qat_steps)
-            state = prepared.state_dict()
-            trained |= {k: v.detach() for k, v in state.items() if k in source.state_dict()}
-        source.load_state_dict(trained)
-        source.eval()
-        quantizer = x86.X86InductorQuantizer()
-        quantizer.set_global(x86.get_default_x86_inductor_quantization_config(is_dynamic=False))
-    program = torch.export.export(source, (task.test[:batch],)).module()
-    prepared = prepare_pt2e(program, quantizer)
-    with torch.no_grad():
-        for x in task.calibration:
-            for part in x.split(batch)[: 64 // min(batch, 64)]:
-                prepared(part)
+        prepared = prepare_qat_pt2e(program, quantizer)
+        move_exported_model_to_train(prepared)
+        task.train(prepared, qat_steps)
+        move_exported_model_to_eval(prepared)
+    else:
+        prepared = prepare_pt2e(program, quantizer)
+        with torch.no_grad():
+            for x in task.calibration:
+                prepared(x)
     quantized = convert_pt2e(prepared)
     move_exported_model_to_eval(quantized)
     return quantized
@@ -312,10 +350,10 @@ def add_onnx(task: Task, folder: Path) -> None:
     quant_pre_process(plain, ready)
     paths = {"float32, ONNX Runtime": ready}
     dynamic, static, four = (folder / f"{stem}.{way}.onnx" for way in ("dyn", "static", "int4"))
-    quantize_dynamic(ready, dynamic, weight_type=QuantType.QInt8)
+    quantize_dynamic(ready, dynamic, weight_type=QuantType.QInt8, per_channel=True)
     paths["int8 dynamic, ONNX Runtime"] = dynamic
     common = {
-        "activation_type": QuantType.QInt8,
+        "activation_type": QuantType.QUInt8,  # what its documentation advises for x86 with VNNI
         "weight_type": QuantType.QInt8,
         "per_channel": True,
         "calibrate_method": CalibrationMethod.MinMax,
@@ -355,6 +393,20 @@ def in_onnx_runtime(path: Path) -> Callable[[Tensor], Tensor]:
 # ---- the table
 
 
+def in_turns(
+    calls: dict[str, Callable], device: torch.device, times: int
+) -> dict[str, list[float]]:
+    """Return `REPEATS` readings in ms of each call, each after a call that is not timed."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():  # compiled models are specialized to this batch size by now
+        call()
+    for _ in range(REPEATS):
+        for name, call in calls.items():
+            call()
+            taken[name].append(timing.host_ms(call, device, times))
+    return taken
+
+
 def rows_of(task: Task, device: torch.device) -> list[dict]:
     base = {"eager": "float32", "compiled": "float32, compiled"}
     base["ONNX Runtime"] = "float32, ONNX Runtime"
@@ -363,7 +415,7 @@ def rows_of(task: Task, device: torch.device) -> list[dict]:
     for batch in BATCHES:
         x = task.test[:batch].clone()
         calls = {name: partial(run, x) for name, (_, run, _) in task.ways.items()}
-        taken = timing.readings(calls, device, REPEATS)
+        taken = in_turns(calls, device, CALLS[batch])
         for name, (runtime, _, size) in task.ways.items():
             _, margin = paired_change(right["float32"], right[name])
 
@@ -396,15 +448,21 @@ def measure(device: torch.device) -> records.Record:
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    clock = "one call of each way in turns, one thread; compiled and warmed up before"
-    provenance = records.provenance(environment.versions(device), repeats=REPEATS, clock=clock)
+    clock = f"in turns, {CALLS} calls by batch size after an untimed one, one thread"
+    here = environment.versions(device) | {
+        name: importlib.metadata.version(name) for name in ("torchao", "onnxruntime")
+    }
+    here["vnni"] = str(torch.cpu.get_capabilities().get("avx512_vnni", False))
+    provenance = records.provenance(here, repeats=REPEATS, clock=clock)
     tasks = [
         digit_task("MLP 784-1024-1024-10", models.MLP(784, 1024, 1024, 10), True, steps=1200),
         digit_task("ConvNet, width 16", models.ConvNet(width=16), False, steps=800),
         gpt_task(steps=400),
     ]
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
+    # for the whole run: some programs compile again later, and would do so without constants
+    frozen = torch._inductor.config.patch(freezing=True)
+    with tempfile.TemporaryDirectory() as folder, frozen:
         for task in tasks:
             for add in (add_eager, add_compiled, lambda t: add_onnx(t, Path(folder))):
                 add(task)

@@ -96,13 +96,13 @@ class Batcher:
         self.accepted += 1
         self._news.set()
         try:
-            return await waiting.answer
+            row = await waiting.answer
         except asyncio.CancelledError:
             if waiting in self._waiting:  # nobody waits for it: it must not take a place
                 self._waiting.remove(waiting)
             raise
-        finally:
-            self.answered += 1
+        self.answered += 1  # a row: neither an error nor a caller that has left
+        return row
 
     async def _run(self) -> None:
         while True:

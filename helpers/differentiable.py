@@ -1,7 +1,8 @@
 """Chapter 20: simulators, a renderer, a planner: programs with gradients; fits, error bars."""
 
-# Everything here is made of ordinary tensor operations, so that autograd and `torch.func` go
-# through it. Units are meters, seconds and radians where nothing else is said.
+# Nearly everything here is made of ordinary tensor operations, so that autograd and `torch.func` go
+# through it. Not so `FixedPoint`, which autograd alone can use, and the bounces, whose `if` looks
+# at a number, so that `vmap` cannot. Units are meters, seconds and radians where nothing is said.
 
 from collections.abc import Callable
 from typing import Any

@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from helpers import timing
 
@@ -21,12 +22,13 @@ def export_for_inference(
 ) -> torch.export.ExportedProgram:
     """Return `torch.export.export(model, example, dynamic_shapes=…)`, or say what would be wrong.
 
-    example: the positional inputs. dynamic_shapes: as `torch.export` has it, a tuple with one
-    entry for each input, or a dict with one for each name; each entry maps a dimension to a `Dim`.
-    Raises ValueError for a model of which a part is in training mode (batch norm and dropout would
-    be exported as they act in training), for a tensor input whose first dimension has no `Dim` (it
-    would be fixed to the example's size), and for an example of size 1 in a dynamic dimension
-    (`torch.export` takes 0 and 1 for constants).
+    example: the positional inputs, every tensor of them with the samples along dimension 0.
+    dynamic_shapes: as `torch.export` has it, a tuple with one entry for each input, or a dict with
+    one for each name; each entry maps a dimension to a `Dim`. Raises ValueError for a model of
+    which a part is in training mode (batch norm and dropout would be exported as they act in
+    training), for a tensor whose first dimension is fixed in the exported program, whether because
+    no `Dim` was given or because `Dim.AUTO` was given and the model fixed it, and for an example
+    with fewer than 2 samples (`torch.export` takes 0 and 1 for constants).
     """
     training = [
         name if name else "the model itself" for name, m in model.named_modules() if m.training
@@ -34,28 +36,43 @@ def export_for_inference(
     if training:
         shown = ", ".join(training[:3])
         raise ValueError(f"expected a model in evaluation mode, got training mode in: {shown}")
-    shapes = dynamic_shapes.values() if isinstance(dynamic_shapes, dict) else dynamic_shapes
-    for place, (value, dims) in enumerate(zip(example, shapes, strict=True)):
+    shapes = [None] * len(example) if dynamic_shapes is None else dynamic_shapes
+    entries = shapes.values() if isinstance(shapes, dict) else shapes
+    for place, (value, dims) in enumerate(zip(example, entries, strict=True)):
         if isinstance(value, Tensor) and value.ndim > 0:
-            _check_dimensions(place, value, dims)
-    return torch.export.export(model, example, dynamic_shapes=dynamic_shapes)
+            _check_samples(place, value, dims)
+    program = torch.export.export(model, example, dynamic_shapes=dynamic_shapes)
+    _check_program(program)
+    return program
 
 
-def _check_dimensions(place: int, value: Tensor, dims: Any) -> None:
-    """Raise ValueError when `value`, input number `place`, would have a fixed batch size."""
+def _check_samples(place: int, value: Tensor, dims: Any) -> None:
+    """Raise ValueError when `value`, input number `place`, is asked to have a fixed batch size."""
     found = dict(enumerate(dims)) if isinstance(dims, (tuple, list)) else dims
-    known = {} if found is None else {axis: dim for axis, dim in found.items() if dim is not None}
-    if known.get(0) in (None, torch.export.Dim.STATIC) or isinstance(known[0], int):
+    first = None if found is None else found.get(0)
+    if first in (None, torch.export.Dim.STATIC) or isinstance(first, int):
+        raise ValueError(_fixed(place, value.shape[0]))
+    if value.shape[0] < 2:
         raise ValueError(
-            f"input {place}: expected a Dim for dimension 0, got none; "
-            f"the program would take batches of {value.shape[0]} only"
+            f"input {place}: expected an example of at least 2 in the dynamic dimension 0, "
+            f"got {value.shape[0]}"
         )
-    for axis in known:
-        if value.shape[axis] == 1:
-            raise ValueError(
-                f"input {place}: expected an example of at least 2 in the dynamic dimension "
-                f"{axis}, got 1"
-            )
+
+
+def _check_program(program: torch.export.ExportedProgram) -> None:
+    """Raise ValueError when an input's first dimension is one number, and not a free symbol."""
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    for place, name in enumerate(program.graph_signature.user_inputs):
+        value = values.get(name) if isinstance(name, str) else None  # else a number
+        if isinstance(value, Tensor) and value.ndim > 0 and is_concrete_int(value.shape[0]):
+            raise ValueError(_fixed(place, value.shape[0]))
+
+
+def _fixed(place: int, size: int) -> str:
+    return (
+        f"input {place}: expected a Dim for dimension 0, got none or one that the model fixes; "
+        f"the program would take batches of {size} only"
+    )
 
 
 # ---- parity: does the exported model compute the same?

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from scipy.stats import chi2
 from torch import Tensor, nn
+
+FEW = 10  # changed samples, below which the normal approximation promises too much
 
 # ---- a grid of evenly spaced numbers, and what becomes of a tensor on it
 
@@ -364,11 +367,20 @@ def paired_change(before: Tensor, after: Tensor) -> tuple[float, float]:
     """Return the mean of after - before over the same samples, and half its 95 % interval.
 
     before, after: one number for each sample, [N], such as 1.0 where the answer is right. The
-    normal approximation 1.96 * s / sqrt(N). Raises ValueError unless both have one shape [N >= 2].
+    normal approximation 1.96 * s / sqrt(N). It needs some samples that changed: where fewer than
+    `FEW` did, the margin is the largest change times the upper limit of a Poisson count over N,
+    so that no change at all in N samples still leaves room for one in N / 3.7. Raises ValueError
+    unless both have one shape [N >= 2].
     """
     if before.shape != after.shape or before.ndim != 1 or len(before) < 2:
         got = f"{list(before.shape)} and {list(after.shape)}"
         raise ValueError(f"expected two vectors of one length, at least 2, got {got}")
     difference = after.double() - before.double()
-    margin = 1.96 * difference.std().item() / math.sqrt(len(difference))
+    count = len(difference)
+    changed = int((difference != 0).sum())
+    margin = 1.96 * difference.std().item() / math.sqrt(count)
+    if changed < FEW:
+        largest = difference.abs().max().item() if changed else 1.0
+        limit = chi2.ppf(0.975, 2 * (changed + 1)) / 2  # of the expected count, 97.5 % sure
+        margin = max(margin, largest * min(limit / count, 1.0))
     return difference.mean().item(), margin

@@ -205,6 +205,29 @@ def test_stop_answers_what_was_accepted_and_refuses_what_comes_later():
     assert asyncio.run(main()) == ([2.0 * n for n in range(7)], 7, 7)
 
 
+def test_an_error_and_a_caller_that_left_are_no_answers():
+    def picky(x):
+        if (x < 0).any():
+            raise ValueError("negative")
+        return x
+
+    async def test(batcher):
+        results = await asyncio.gather(*[ask_one(batcher, n) for n in (1, -1, 2)])
+        leaving = asyncio.create_task(batcher.predict(torch.ones(1)))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.wait((leaving,))
+        return results, batcher.accepted, batcher.answered
+
+    async def ask_one(batcher, number):
+        try:
+            return (await batcher.predict(torch.tensor([float(number)]))).item()
+        except ValueError as error:
+            return str(error)
+
+    assert run(test, picky, max_wait=0.05) == ([1.0, "negative", 2.0], 4, 2)
+
+
 def test_the_event_loop_runs_on_while_the_model_computes():
     def slow(x):
         time.sleep(0.2)

@@ -72,9 +72,44 @@ def test_a_fixed_batch_is_refused(net, fixed):
         export.export_for_inference(Two().eval(), both, ({0: batch()}, fixed))
 
 
-def test_an_example_of_one_is_refused(net):
-    with pytest.raises(ValueError, match="input 0: .* dynamic dimension 0, got 1"):
-        export.export_for_inference(net, (torch.randn(1, 3),), ({0: batch()},))
+def test_no_shapes_at_all_fix_the_batch(net):
+    with pytest.raises(ValueError, match="input 0: expected a Dim .* batches of 5 only"):
+        export.export_for_inference(net, (torch.randn(5, 3),), None)
+
+
+def test_a_batch_that_the_model_fixes_is_refused():
+    """With `Dim.AUTO` nobody complains: the program is simply for one size."""
+
+    class Fixed(nn.Module):
+        def forward(self, x):
+            return x.reshape(2, 3) + 1
+
+    shapes = ({0: Dim.AUTO},)
+    assert torch.export.export(Fixed().eval(), (torch.randn(2, 3),), dynamic_shapes=shapes)
+    with pytest.raises(ValueError, match="input 0: .* that the model fixes; .* batches of 2 only"):
+        export.export_for_inference(Fixed().eval(), (torch.randn(2, 3),), shapes)
+
+
+def test_a_symbol_by_auto_is_accepted(net):
+    run = export.export_for_inference(net, (torch.randn(2, 3),), ({0: Dim.AUTO},)).module()
+    x = torch.randn(7, 3)
+    assert torch.equal(run(x), net(x))
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_an_example_of_one_is_refused(net, size):
+    with pytest.raises(ValueError, match=f"input 0: .* dynamic dimension 0, got {size}"):
+        export.export_for_inference(net, (torch.randn(size, 3),), ({0: batch()},))
+
+
+def test_a_static_dimension_may_be_one():
+    class Twice(nn.Module):
+        def forward(self, x):
+            return 2 * x
+
+    shapes = ({0: batch(), 1: Dim.STATIC},)
+    run = export.export_for_inference(Twice().eval(), (torch.ones(2, 1),), shapes).module()
+    assert torch.equal(run(torch.ones(5, 1)), torch.full((5, 1), 2.0))
 
 
 def test_every_input_needs_an_entry(net):

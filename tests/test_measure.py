@@ -1,6 +1,7 @@
 """The benchmarks run: each is tried here on something small, its numbers thrown away."""
 
 import importlib
+import os
 import subprocess
 import sys
 
@@ -210,8 +211,8 @@ def test_exports_are_timed_and_compared(bench, monkeypatch, one_thread):
     monkeypatch.setattr(module, "_gpt", lambda: (nets["GPT"], tokens, {}, None))
 
     def engines(model, *rest):
-        yield "eager", model, 0
-        yield "twice", lambda x: 2 * model(x), 7
+        yield "eager", lambda: model, 0
+        yield "twice", lambda: lambda x: 2 * model(x), 7
 
     monkeypatch.setattr(module, "_engines", engines)
     rows = module.measure(CPU).rows
@@ -221,16 +222,22 @@ def test_exports_are_timed_and_compared(bench, monkeypatch, one_thread):
         for batch in (1, 2)
         for engine in ("eager", "twice")
     ]
-    assert [r["relative"] for r in rows] == [0.0, 1.0] * 4  # twice as long: as far as the length
+    # twice as long: as far as the length; one sample at a time may round otherwise than two
+    assert [r["relative"] for r in rows] == [pytest.approx(far, abs=1e-5) for far in (0, 1) * 4]
+    assert all(r["first"] > 0 for r in rows)
     assert [r["agree"] for r in rows] == [100.0] * 4 + [None] * 4
     assert all(r["exact"] < 1e-5 for r in rows[::2]) and rows[1]["bytes"] == 7
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes are pinned on Linux")
 def test_servers_at_rising_rates(bench, monkeypatch):
     module = bench("serving")
+    mine = os.sched_getaffinity(0)
+    monkeypatch.setattr(module, "two_processors", lambda: (min(mine), max(mine)))
     monkeypatch.setattr(module, "SIZES", (784, 32, 10))
     monkeypatch.setattr(module, "SERVERS", ("bare", "own", "not there"))
     monkeypatch.setattr(module, "RATES", (50, 100, 200))
+    monkeypatch.setattr(module, "LOWER", (25,))
     monkeypatch.setattr(module, "WARM_UP", (20.0, 0.5))
     monkeypatch.setattr(module, "SECONDS", 0.5)
     monkeypatch.setattr(module, "REQUESTS", 0)  # too few for a p99, so that no rate counts as held
@@ -238,8 +245,23 @@ def test_servers_at_rising_rates(bench, monkeypatch):
     monkeypatch.setattr(module, "REPEATS", 3)
     record = module.measure(CPU)
     tested = [(r["server"], r["rate"], r["held"]) for r in record.rows if r["kind"] == "load"]
-    assert tested == [(name, rate, False) for name in ("bare", "own") for rate in (50, 100)]
+    # two rates that are not held, and then a lower one; the order of the servers is drawn
+    expected = [(name, rate, False) for name in ("bare", "own") for rate in (50, 100, 25)]
+    assert sorted(tested) == sorted(expected)
+    assert os.sched_getaffinity(0) == mine
     assert all(r["answered"] == r["sent"] > 0 for r in record.rows if r["kind"] == "load")
     assert [r["batch"] for r in record.rows if r["kind"] == "batch"] == list(module.BATCHES)
     with pytest.raises(RuntimeError, match="servers are measured on a CPU, got meta"):
         module.measure(torch.device("meta"))
+
+
+def test_server_and_client_need_a_processor_each(bench, monkeypatch):
+    module = bench("serving")
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: {3}, raising=False)
+    with pytest.raises(RuntimeError, match="expected two processors, for server and client, got 1"):
+        module.two_processors()
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: {3, 5, 4})
+    assert module.two_processors() == (3, 5)
+    monkeypatch.delattr(module.os, "sched_getaffinity")
+    with pytest.raises(RuntimeError, match="on Linux, where a process can be kept on a CPU"):
+        module.two_processors()

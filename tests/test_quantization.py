@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy.stats import binomtest, multinomial
 from torch import nn
 
 from helpers import quantization as q
@@ -321,12 +322,40 @@ def test_file_bytes_grow_with_the_weights():
 
 
 def test_a_paired_change_has_the_interval_of_the_differences():
-    before = torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0])
-    after = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0])
+    before = torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0]).repeat(10)
+    after = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0]).repeat(10)
     mean, margin = q.paired_change(before, after)
-    assert mean == 0 and margin == pytest.approx(1.96 * 0.5**0.5 / 5**0.5)
-    assert q.paired_change(before, before) == (0.0, 0.0)
-    assert q.paired_change(before, torch.ones(5))[0] == pytest.approx(0.4)
+    assert mean == 0 and margin == pytest.approx(1.96 * (20 / 49) ** 0.5 / 50**0.5)
+    assert q.paired_change(before, torch.ones(50))[0] == pytest.approx(0.4)
+
+
+def test_no_change_is_no_certainty():
+    """As sure as the exact interval of a proportion that was never seen."""
+    for count in (50, 1000, 10_000):
+        right = torch.ones(count)
+        exact = binomtest(0, count).proportion_ci(0.95).high
+        assert q.paired_change(right, right) == (0.0, pytest.approx(exact, rel=0.05))
+    assert q.paired_change(torch.ones(2), torch.ones(2)) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("better, worse", [(0.0, 0.0), (0.002, 0.0), (0.005, 0.005), (0.0, 0.03)])
+def test_the_interval_covers_the_true_change_nineteen_times_in_twenty(better, worse):
+    """Summed over all results of 300 samples of which this share improves and that one worsens."""
+    count, covered = 300, 0.0
+    law = multinomial(count, [better, worse, 1 - better - worse])
+    for up in range(30):
+        for down in range(30):
+            chance = law.pmf([up, down, count - up - down])
+            if chance > 1e-9:
+                difference = torch.zeros(count)
+                difference[:up], difference[up : up + down] = 1.0, -1.0
+                mean, margin = q.paired_change(torch.zeros(count), difference)
+                covered += chance * (abs(mean - (better - worse)) <= margin)
+    assert covered >= 0.93  # the normal approximation, from `FEW` on, reaches 93 to 95 percent
+
+
+def test_a_paired_change_needs_pairs():
+    before = torch.zeros(5)
     for wrong in (before[:4], before[:, None]):
         with pytest.raises(ValueError, match="expected two vectors of one length"):
             q.paired_change(before, wrong)

@@ -4,7 +4,10 @@ import asyncio
 import json
 import math
 import os
+import socket
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import httpx
@@ -274,6 +277,59 @@ def test_a_client_that_leaves_in_the_middle_is_no_request():
     assert gate(parts) == ([], [])
 
 
+COMPLETE = {"type": "http.request", "body": b"{}", "more_body": False}
+
+
+def watched(app, *, hang_up):
+    """Run `app` behind `Gate` for a complete request whose client hangs up at once, or stays."""
+    messages, sent = [COMPLETE], []
+
+    async def receive():
+        if messages:
+            return messages.pop()
+        await asyncio.sleep(0 if hang_up else 10)
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message["type"])
+
+    state = serving.create_app({"v1": reader()}).state
+    scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")]}
+    asyncio.run(serving.Gate(app, settings=Settings(), state=state)(scope, receive, send))
+    return sent
+
+
+def test_work_for_a_client_that_hangs_up_is_cancelled():
+    done = []
+
+    async def app(scope, receive, send):
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            done.append("cancelled")
+            raise
+
+    assert watched(app, hang_up=True) == [] and done == ["cancelled"]
+
+
+def test_an_answer_that_has_begun_is_finished():
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.sleep(0.05)
+        await send({"type": "http.response.body", "body": b""})
+
+    for hang_up in (False, True):
+        assert watched(app, hang_up=hang_up) == ["http.response.start", "http.response.body"]
+
+
+def test_the_watch_does_not_hide_an_error():
+    async def app(scope, receive, send):
+        raise RuntimeError("of the app")
+
+    with pytest.raises(RuntimeError, match="of the app"):
+        watched(app, hang_up=False)
+
+
 def test_a_body_in_parts_arrives_whole():
     parts = [{"type": "http.request", "body": b"{", "more_body": True}]
     parts += [{"type": "http.request", "body": b"}", "more_body": False}]
@@ -361,12 +417,18 @@ def test_a_stopping_batcher_is_503():
 # ---- health, metrics, versions
 
 
-def value(text, name, **labels):
+def found(text, name, **labels):
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name == name and sample.labels == labels:
                 return sample.value
-    raise AssertionError(f"no {name} {labels} in {text}")
+    return None
+
+
+def value(text, name, **labels):
+    number = found(text, name, **labels)
+    assert number is not None, f"no {name} {labels} in {text}"
+    return number
 
 
 def test_metrics_count_by_version_and_status():
@@ -378,6 +440,17 @@ def test_metrics_count_by_version_and_status():
     assert value(text, "serving_latency_seconds_count", version="v1") == 3
     assert value(text, "serving_batch_size_sum") == 3
     assert value(text, "serving_queue_length", version="v1") == 0
+
+
+def test_refusals_are_counted_and_are_no_latencies():
+    with client({"v1": Slow(0.2)}, max_batch=1, max_queue=1, max_wait=0) as asked:
+        with ThreadPoolExecutor(6) as pool:
+            posts = [pool.submit(asked.post, "/predict", json={"pixels": IMAGE}) for _ in range(6)]
+        statuses = Counter(post.result().status_code for post in posts)
+        text = asked.get("/metrics").text
+    assert set(statuses) == {200, 429} and statuses.total() == 6
+    assert value(text, "serving_requests_total", version="v1", status="429") == statuses[429]
+    assert value(text, "serving_latency_seconds_count", version="v1") == statuses[200]
 
 
 def test_ready_turns_to_no_and_live_stays(server):
@@ -465,8 +538,9 @@ def test_the_page_is_whole(server):
     assert "function center(ink, width)" in page and "[[" not in page
 
 
-def test_the_bare_app_answers_as_the_model_does():
-    with TestClient(serving.bare_app(reader())) as asked:
+@pytest.mark.parametrize("in_threads", [False, True])
+def test_the_bare_app_answers_as_the_model_does(in_threads):
+    with TestClient(serving.bare_app(reader(), in_threads=in_threads)) as asked:
         answer = asked.post("/predict", json={"pixels": IMAGE}).json()
     expected = reader()(torch.tensor(IMAGE, dtype=torch.float32)[None])[0]
     assert answer["digit"] == int(expected.argmax())
@@ -500,16 +574,20 @@ def start(files, *options):
     return running(serving_command(port, files, *options), port=port, environment=environment)
 
 
-def wait_for_answers(server, count):
-    """Wait until the server has answered so many requests, as its metrics say."""
+def wait_for(server, name, wanted, **labels):
+    """Wait until a metric of the server is at least `wanted`."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         text = httpx.get(f"{server.url}/metrics").text
-        if "serving_requests_total{" in text:
-            if value(text, "serving_requests_total", version="v1", status="200") >= count:
-                return
+        if (now := found(text, name, **labels)) is not None and now >= wanted:
+            return
         time.sleep(0.05)
-    raise AssertionError(f"fewer than {count} answers in 60 s")
+    raise AssertionError(f"{name} {labels} below {wanted} for 60 s")
+
+
+def wait_for_answers(server, count):
+    """Wait until the server has answered so many requests, as its metrics say."""
+    wait_for(server, "serving_requests_total", count, version="v1", status="200")
 
 
 def test_a_graceful_stop_loses_nothing_that_was_accepted(files, images, right):
@@ -528,6 +606,20 @@ def test_a_graceful_stop_loses_nothing_that_was_accepted(files, images, right):
         assert all(reply.digit == right[reply.image] for reply in answered)
         assert 100 <= len(answered) < len(replies)
         assert {reply.status for reply in replies} == {200, load.LOST}
+
+
+def test_a_client_that_hangs_up_takes_no_place(files):
+    """Its request waits for others in a batch: 499 in the metrics, and nothing is computed."""
+    with start(files, "--max-wait", "30", "--timeout", "60") as server:
+        body = json.dumps({"pixels": IMAGE}).encode()
+        head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+            wait_for(server, "serving_queue_length", 1, version="v1")
+        wait_for(server, "serving_requests_total", 1, version="v1", status="499")
+        assert value(httpx.get(f"{server.url}/metrics").text, "serving_batch_size_sum") == 0
+        server.stop()
+        assert "stopped: accepted 1, answered 0" in server.printed()
 
 
 def test_a_killed_server_is_an_error_and_never_a_wrong_answer(files, images, right):

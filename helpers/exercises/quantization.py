@@ -10,15 +10,24 @@ from helpers.quantization import grid_of
 
 
 def choose_grid(lowest: float, highest: float, bits: int) -> tuple[float, int]:
-    """Cover [lowest, highest] and 0 with the integers 0..2**bits - 1."""
+    """Cover [lowest, highest] and 0 with the integers 0..2**bits - 1; [0, 0] has the scale 1."""
     lowest, highest = min(lowest, 0.0), max(highest, 0.0)
     scale = (highest - lowest) / (2**bits - 1)
+    if scale == 0:  # nothing but zeros
+        scale = 1.0
     return scale, round(-lowest / scale)
 
 
 def _ranges() -> list[tuple[float, float, int]]:
     drawn = (torch.rand(6, 2, dtype=torch.float64) * 5 + 0.1).tolist()
-    cases = [(-1.0, 3.0, 2), (-1.0, 1.0, 8), (0.0, 6.0, 8), (2.0, 6.0, 8), (-6.0, -2.0, 4)]
+    cases = [
+        (-1.0, 3.0, 2),
+        (-1.0, 1.0, 8),
+        (0.0, 6.0, 8),
+        (2.0, 6.0, 8),
+        (-6.0, -2.0, 4),
+        (0.0, 0.0, 8),
+    ]
     widths = [2, 3, 4, 5, 8, 8]
     return cases + [(-a, b, bits) for (a, b), bits in zip(drawn, widths, strict=True)]
 

@@ -25,6 +25,7 @@ MISSING = {
 # What introduces the claim: E… are sayings that the book corrects, M… what it states itself.
 LABELS = {"E": ("A common claim", "常见的说法"), "M": ("The claim", "论断")}
 MEASURED = ("Measured", "实测")
+SOURCE = ("Source", "来源")  # of a claim with `source: true`: read, not measured
 
 
 @cache
@@ -70,7 +71,7 @@ def result(claim_id: str, verdict: str, **values: bool | int | float | str | Non
         {
             MIME: {"id": claim_id, "verdict": verdict, "values": values},
             "text/plain": plain["en" if "en" in chosen else "zh"],
-            "text/html": _html(claim_id, verdict, entry["claim"], text, chosen),
+            "text/html": _html(claim_id, verdict, entry, text, chosen),
         },
         raw=True,
     )
@@ -89,17 +90,18 @@ def languages() -> tuple[str, ...]:
 def _html(
     claim_id: str,
     verdict: str,
-    claim: dict[str, str],
+    entry: dict[str, Any],
     text: dict[str, str],
     languages: tuple[str, ...],
 ) -> str:
     """The saying, the verdict, what was measured; each language between comments for the site."""
-    parts = []
+    parts, claim = [], entry["claim"]
+    found = SOURCE if entry.get("source", False) else MEASURED
     for lang in languages:
         at = ("en", "zh").index(lang)
         colon = "：" if lang == "zh" else ": "
         label = LABELS[claim_id[0]][at]
-        measured = f'<span class="claim__label">{MEASURED[at]}{colon}</span>'
+        measured = f'<span class="claim__label">{found[at]}{colon}</span>'
         if verdict == "not-recorded":
             measured = ""  # nothing was
         parts.append(

@@ -41,11 +41,11 @@ def draw_grid(ax: Axes, weight: Tensor, bits: int, outlier: float) -> None:
 
 
 def draw_trade(ax: Axes, record: Record, model: str, batch: int) -> None:
-    """Draw each way of a record: how many times smaller and faster than float32 it is."""
+    """Draw each way of a record: how many times smaller it is, and faster in its runtime."""
     rows = [row for row in record.rows if row["model"] == model and row["batch"] == batch]
     base = next(row["size"] for row in rows if row["method"] == "float32")
     for place, row in enumerate(rows):
-        low, middle, high = row["speedup"]
+        low, middle, high = row["same"]
         color = GREEN if low > 1 else (ORANGE if high < 1 else GRAY)
         ax.barh(place, middle, height=0.62, color=color)
         ax.plot([low, high], [place, place], color="black", lw=1.2)
@@ -55,6 +55,6 @@ def draw_trade(ax: Axes, record: Record, model: str, batch: int) -> None:
     ax.axvline(1, color=BLUE, lw=1)
     ax.set_yticks(range(len(rows)), [row["method"] for row in rows], size=8)
     ax.invert_yaxis()
-    longest = max(row["speedup"][2] for row in rows)
-    ax.set(xlim=(0, 1.35 * longest), xlabel="times as fast as float32 in PyTorch, eager")
+    longest = max(row["same"][2] for row in rows)
+    ax.set(xlim=(0, 1.35 * longest), xlabel="times as fast as float32 in the same runtime")
     ax.set_title(f"{model}, batch {batch}", size=10)

@@ -62,7 +62,7 @@ def draw_rates(
 ) -> None:
     """Draw p99 in ms against the rate of arrival, a line for each server, and the limit."""
     for (name, points), color in zip(
-        measured.items(), (GRAY, BLUE, ORANGE, GREEN, "C4", "C5", "C6"), strict=False
+        measured.items(), (GRAY, BLUE, ORANGE, GREEN, "C4", "C5", "C6", "black"), strict=False
     ):
         rates, p99 = zip(*sorted(points), strict=True)
         ax.plot(rates, p99, marker="o", ms=4, color=color, label=name)

@@ -4,12 +4,14 @@ import torch
 from helpers.exercises import check
 
 
-def grid(lowest, highest, bits, zero=True, count=None, zero_of=None):
+def grid(lowest, highest, bits, zero=True, count=None, zero_of=None, empty=1.0):
     """Scale and zero point, with or without their parts."""
     if zero:
         lowest, highest = min(lowest, 0.0), max(highest, 0.0)
     steps = 2**bits - 1 if count is None else count(bits)
     scale = (highest - lowest) / steps
+    if scale == 0:
+        scale = empty
     if zero_of is None:
         return scale, round(-lowest / scale)
     return scale, zero_of(lowest, scale)
@@ -18,6 +20,7 @@ def grid(lowest, highest, bits, zero=True, count=None, zero_of=None):
 def grid_by_tensor(lowest, highest, bits):
     ends = torch.tensor([lowest, highest, 0.0], dtype=torch.float64)
     scale = (ends.max() - ends.min()) / (2**bits - 1)
+    scale = torch.where(scale == 0, 1.0, scale)
     return scale.item(), int((-ends.min() / scale).round())
 
 
@@ -69,6 +72,7 @@ WRONG = {
         lambda a, b, n: grid(a, b, n, zero_of=lambda low, s: -low / s),
         lambda a, b, n: grid(a, b, n)[::-1],
         lambda a, b, n: grid(a, b, n)[0],
+        lambda a, b, n: grid(a, b, n, empty=1e-8),
     ],
     "quantize_rows": [
         lambda w, n: rows(w, n, top=lambda b: 2 ** (b - 1)),

@@ -44,6 +44,14 @@ def test_the_saying_comes_first_then_the_verdict_then_what_was_measured(shown):
     assert places == sorted(places)
 
 
+def test_a_source_is_not_called_a_measurement(shown, monkeypatch):
+    monkeypatch.setattr(ledger, "claims", lambda: {"M99": {**CLAIMS["M99"], "source": True}})
+    ledger.result("M99", "false", wet=3, total=4)
+    html = shown[0]["text/html"]
+    assert "Source: " in html and "来源：" in html
+    assert "Measured" not in html and "实测" not in html
+
+
 def test_one_language_where_the_notebook_has_one(shown, monkeypatch):
     monkeypatch.setenv("PYTORCH_BOOK_LANG", "zh")
     ledger.result("M99", "holds", wet=3, total=4)

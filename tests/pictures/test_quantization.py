@@ -30,12 +30,12 @@ def test_an_outlier_leaves_fewer_numbers_and_a_larger_error_for_one_scale(ax):
 
 
 def test_each_way_has_its_bar_and_its_size(ax):
-    units = dict.fromkeys(("model", "method", "batch", "size", "speedup"), "x")
+    units = dict.fromkeys(("model", "method", "batch", "size", "same"), "x")
     rows = [
-        {"model": "m", "method": "float32", "batch": 1, "size": 400, "speedup": [1, 1, 1]},
-        {"model": "m", "method": "int8", "batch": 1, "size": 100, "speedup": [2, 3, 4]},
-        {"model": "m", "method": "slow", "batch": 1, "size": 200, "speedup": [0.2, 0.3, 0.4]},
-        {"model": "other", "method": "int8", "batch": 1, "size": 100, "speedup": [2, 3, 4]},
+        {"model": "m", "method": "float32", "batch": 1, "size": 400, "same": [1, 1, 1]},
+        {"model": "m", "method": "int8", "batch": 1, "size": 100, "same": [2, 3, 4]},
+        {"model": "m", "method": "slow", "batch": 1, "size": 200, "same": [0.2, 0.3, 0.4]},
+        {"model": "other", "method": "int8", "batch": 1, "size": 100, "same": [2, 3, 4]},
     ]
     record = Record("quantization", dict.fromkeys(PROVENANCE, "x"), units, rows)
     pictures.draw_trade(ax, record, "m", 1)
