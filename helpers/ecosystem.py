@@ -1,9 +1,9 @@
 """Chapter 19: one training job in bare PyTorch and in four libraries, and what they weigh."""
 
 # Every `train_…` gets a model, its optimizer and a loader, which it reads `epochs` times; all of
-# them make the same updates. `…_grown` is the same job with three wishes of a real project: bfloat16 in
-# the forward pass, `ACCUMULATE` batches for each update, and gradients clipped to the norm `CLIP`.
-# The programs stand in the notebook as well, and a test compares the two.
+# them make the same updates. `…_grown` is the same job with three wishes of a real project:
+# bfloat16 in the forward pass, `ACCUMULATE` batches for each update, and gradients clipped to the
+# norm `CLIP`. The programs stand in the notebook as well, and a test compares the two.
 
 import ast
 import importlib.metadata
