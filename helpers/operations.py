@@ -1,0 +1,112 @@
+"""Chapter 19: what surrounds a model in use: its card, its fingerprint, and a watch for drift."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+# ---- the model card
+
+
+def model_card(
+    metadata: Mapping[str, Any],
+    *,
+    title: str,
+    summary: str,
+    results: Mapping[str, float],
+    limits: Sequence[str],
+) -> str:
+    """Return a model card: YAML that programs read between two lines of dashes, then Markdown.
+
+    metadata: license, tags, … as model hubs expect them. results: name -> share in 0..1.
+    Raises ValueError without a license or without a limit: a card is there to state both.
+    """
+    if not metadata.get("license"):
+        raise ValueError(f"expected a license in the metadata, got {sorted(metadata)}")
+    if not limits:
+        raise ValueError("expected at least one known limit, got none")
+
+    header = yaml.safe_dump(dict(metadata), sort_keys=False, allow_unicode=True)
+    lines = ["---", header.strip(), "---", "", f"# {title}", "", summary, ""]
+    lines += ["## Results", "", "| measured on | share right |", "|---|---|"]
+    lines += [f"| {name} | {share:.1%} |" for name, share in results.items()]
+    lines += ["", "## Known limits", ""]
+    lines += [f"- {limit}" for limit in limits]
+    return "\n".join(lines) + "\n"
+
+
+def read_card(text: str) -> dict[str, Any]:
+    """Return the metadata of a model card. ValueError when there are none."""
+    parts = text.split("---\n", 2)
+    if len(parts) != 3 or parts[0]:
+        raise ValueError(f"expected YAML between two lines of dashes, got {text[:40]!r}")
+    return yaml.safe_load(parts[1])
+
+
+def fingerprint(path: str | Path) -> str:
+    """Return the SHA-256 of a file: two files with the same one hold the same bytes."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+# ---- drift
+
+
+@dataclass(frozen=True)
+class Drift:
+    """distance: the largest gap between two cumulative distributions, 0..1. limit: see `drift`."""
+
+    distance: float
+    limit: float
+
+    @property
+    def alarm(self) -> bool:
+        """Whether chance alone hardly explains the distance."""
+        return self.distance > self.limit
+
+
+def ks_distance(first: Tensor, second: Tensor) -> float:
+    """Return the largest gap between the cumulative distributions of two samples, each [N].
+
+    The statistic of the Kolmogorov–Smirnov test: 0 for equal samples, 1 where all values of one lie
+    below all of the other.
+    """
+    if len(first) == 0 or len(second) == 0:
+        raise ValueError(f"expected two samples, got {len(first)} and {len(second)} values")
+    values = torch.cat([first, second]).double().unique()
+    below_first = torch.searchsorted(first.double().sort().values, values, right=True)
+    below_second = torch.searchsorted(second.double().sort().values, values, right=True)
+    gaps = below_first / len(first) - below_second / len(second)
+    return gaps.abs().max().item()
+
+
+def drift(reference: Tensor, window: Tensor, *, false_alarm: float = 0.001) -> Drift:
+    """Compare a window of values with the reference: has the distribution changed?
+
+    Without a change the distance exceeds the limit with the probability `false_alarm`, by the
+    approximation of Smirnov for large samples.
+    """
+    if not 0 < false_alarm < 1:
+        raise ValueError(f"expected a probability in 0..1, got {false_alarm}")
+    n, m = len(reference), len(window)
+    distance = ks_distance(reference, window)
+    factor = (-torch.tensor(false_alarm / 2, dtype=torch.float64).log() / 2).sqrt().item()
+    return Drift(distance, factor * ((n + m) / (n * m)) ** 0.5)
+
+
+def ink(images: Tensor) -> Tensor:
+    """Return the mean brightness of each image: uint8 [N, 1, H, W] -> float32 [N], in 0..255."""
+    return images.flatten(1).float().mean(1)
+
+
+@torch.inference_mode()
+def confidence(model: torch.nn.Module, images: Tensor) -> Tensor:
+    """Return the probability of the chosen digit for each image, float32 [N].
+
+    model: pixels float32 [N, 28, 28] -> probabilities [N, 10], as in chapter 18.
+    """
+    return model(images[:, 0].float()).amax(1)

@@ -1,0 +1,329 @@
+"""The five programs of chapter 19 make the same updates, and what they cost is counted right."""
+
+import ast
+import importlib.metadata
+import importlib.util
+import json
+import logging
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from helpers import data, ecosystem
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOK = ROOT / "notebooks" / "19_ecosystem.ipynb"
+LIBRARIES = [name for name in ecosystem.PROGRAMS if name != "bare"]
+
+
+@pytest.fixture(scope="module")
+def digits():
+    found = data.digits()
+    few = slice(0, 800)  # 8 batches
+    return data.Digits(
+        found.train_images[few],
+        found.train_labels[few],
+        found.test_images,
+        found.test_labels,
+        found.source,
+    )
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    ecosystem.forget_accelerate()
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+
+
+def trained(program, digits, epochs=2):
+    model, optimizer, loader = ecosystem.make_job(digits)
+    program(model, optimizer, loader, epochs)
+    return model
+
+
+@pytest.fixture(scope="module")
+def small(digits):
+    return trained(ecosystem.train_bare, digits)
+
+
+@pytest.fixture(scope="module")
+def grown(digits):
+    return trained(ecosystem.train_bare_grown, digits)
+
+
+# ---- the job
+
+
+def test_the_job_is_the_same_every_time(digits):
+    first, second = ecosystem.make_job(digits), ecosystem.make_job(digits)
+    assert ecosystem.same_weights(first[0], second[0])
+    for a, b in zip(first[2], second[2], strict=True):
+        assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
+
+
+def test_the_order_depends_on_the_epoch_alone():
+    order = ecosystem.Shuffled(10)
+    epochs = [list(order) for _ in range(3)]
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2] and len(order) == 10
+    again = ecosystem.Shuffled(10)
+    torch.rand(5)
+    next(iter(again))  # left after the first number
+    assert list(again) == epochs[1]
+
+
+def test_the_bare_loop_is_sgd_with_momentum(small, digits):
+    """The same updates, written out: v = 0.9 v + g, w = w - 0.05 v."""
+    model, _, loader = ecosystem.make_job(digits)
+    parameters = list(model.parameters())
+    velocities = [torch.zeros_like(p) for p in parameters]
+    for _ in range(2):
+        for images, labels in loader:
+            loss = -model(images).log_softmax(1).gather(1, labels[:, None]).mean()
+            gradients = torch.autograd.grad(loss, parameters)
+            with torch.no_grad():
+                for p, v, g in zip(parameters, velocities, gradients, strict=True):
+                    v.mul_(0.9).add_(g)
+                    p.sub_(0.05 * v)
+    for p, q in zip(parameters, small.parameters(), strict=True):
+        # 16 updates, each rounded a few times: some hundred units in the last place of values to 1
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
+
+
+def test_the_grown_loop_averages_clips_and_rounds(grown, digits):
+    """Two batches as one of 200 in float32, clipped by hand: as close as bfloat16 allows."""
+    model, optimizer, loader = ecosystem.make_job(digits)
+    start = [p.detach().clone() for p in model.parameters()]
+    for _ in range(2):
+        batches = list(loader)
+        for (x1, y1), (x2, y2) in zip(batches[::2], batches[1::2], strict=True):
+            optimizer.zero_grad()
+            output = model(torch.cat([x1, x2]))
+            nn.functional.cross_entropy(output, torch.cat([y1, y2])).backward()
+            norm = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
+            for p in model.parameters():
+                p.grad.mul_(min(1.0, 1.0 / (norm + 1e-6)))
+            optimizer.step()
+    moved = torch.cat([(p - s).flatten() for p, s in zip(model.parameters(), start, strict=True)])
+    other = torch.cat([(p - s).flatten() for p, s in zip(grown.parameters(), start, strict=True)])
+    # bfloat16 has 8 bits: a single product is off by up to 0.4 %, and errors of many average out
+    assert (moved - other).norm() < 0.05 * moved.norm()
+
+
+# ---- the same weights, whoever runs the loop
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_the_small_job_ends_with_the_same_weights(name, digits, small):
+    assert ecosystem.same_weights(trained(ecosystem.PROGRAMS[name][0], digits), small)
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_the_grown_job_ends_with_the_same_weights(name, digits, grown):
+    assert ecosystem.same_weights(trained(ecosystem.PROGRAMS[name][1], digits), grown)
+
+
+def test_the_two_jobs_differ(small, grown):
+    assert not ecosystem.same_weights(small, grown)
+
+
+def test_accelerate_keeps_its_settings_for_the_process(digits):
+    trained(ecosystem.train_with_accelerate, digits)
+    with pytest.raises(ValueError, match="mixed_precision='bf16'"):
+        trained(ecosystem.train_with_accelerate_grown, digits)
+
+
+def test_accelerate_forgets(digits, small):
+    """Else bfloat16, and two batches for an update, would silently stay."""
+    trained(ecosystem.train_with_accelerate_grown, digits)
+    ecosystem.forget_accelerate()
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.mixed_precision == "no"
+    assert accelerator.gradient_accumulation_steps == 1
+    assert ecosystem.same_weights(trained(ecosystem.train_with_accelerate, digits), small)
+
+
+def test_one_weight_or_name_or_buffer_makes_a_difference():
+    model, other = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    assert ecosystem.same_weights(model, other)
+    other.running_mean[2] = 1e-7
+    assert not ecosystem.same_weights(model, other)
+    assert not ecosystem.same_weights(nn.Linear(3, 3, bias=False), nn.Linear(3, 3))
+
+
+@pytest.mark.slow  # compiles a C++ extension at its first start
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
+@pytest.mark.parametrize("stage", [0, 2])
+def test_deepspeed_ends_with_the_same_weights(stage, tmp_path):
+    """The program of the notebook, in a process of its own."""
+    (tmp_path / "runs" / "ecosystem").mkdir(parents=True)
+    program = cell("%%writefile runs/ecosystem/zero.py").split("\n", 1)[1]
+    (tmp_path / "zero.py").write_text(program, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "zero.py", str(stage)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    model, optimizer, loader = ecosystem.make_job(data.digits())
+    ecosystem.train_bare(model, optimizer, loader, 3)
+    state = torch.load(tmp_path / "runs" / "ecosystem" / f"zero{stage}.pt")
+    for name, tensor in model.state_dict().items():
+        # ZeRO averages and adds in buffers of its own, in another order
+        torch.testing.assert_close(state[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+# ---- the programs of the notebook are those that are tested here
+
+
+def cell(beginning):
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    sources = ["".join(each["source"]) for each in cells if each["cell_type"] == "code"]
+    (found,) = [source for source in sources if source.startswith(beginning)]
+    return found
+
+
+def definitions(source):
+    """Name -> what a function or class does, without types and docstrings."""
+    found = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            for inner in ast.walk(node):
+                if isinstance(inner, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(inner):
+                    inner.body = inner.body[1:]
+                if isinstance(inner, ast.FunctionDef):
+                    inner.returns = None
+                if isinstance(inner, ast.arg):
+                    inner.annotation = None
+            found[node.name] = ast.unparse(node)
+    return found
+
+
+def test_the_notebook_shows_the_programs_that_are_tested():
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    shown = {}
+    for each in cells:
+        source = "".join(each["source"])
+        if each["cell_type"] == "code" and not source.startswith("%%"):
+            shown |= definitions(source)
+    tested = definitions((ROOT / "helpers" / "ecosystem.py").read_text(encoding="utf-8"))
+    programs = [name for name in tested if name.startswith("train_")]
+    assert len(programs) == 10
+    for name in [*programs, "Classifier", "Shuffled", "loss_fn", "forget_accelerate"]:
+        assert shown[name] == tested[name]
+
+
+# ---- what is counted
+
+
+def example(a, b):
+    """Words
+    that do not count.
+    """
+    # nor does this
+
+    return (
+        a + b  # but this line does
+    )
+
+
+class Example:
+    """One line."""
+
+    def method(
+        self,
+        value: int,
+    ) -> int:
+        return value
+
+
+def test_lines_of_code():
+    assert ecosystem.code_lines(example) == 4
+    assert ecosystem.code_lines(Example) == 3
+    assert ecosystem.code_lines(example, Example) == 7
+
+
+class Distribution:
+    def __init__(self, requires, files=()):
+        self.requires, self.files = requires, files
+
+
+class File:
+    def __init__(self, path):
+        self.path = path
+
+    def locate(self):
+        return self.path
+
+
+@pytest.fixture
+def installed(monkeypatch, tmp_path):
+    """torch needs numpy; lib needs torch, tool and, with an extra, more; nothing else is there."""
+    for size, name in enumerate(("torch", "numpy", "lib", "tool", "more"), 1):
+        (tmp_path / name).write_bytes(b"x" * 10**size)
+    requires = {
+        "torch": ["NumPy>=1"],
+        "numpy": None,
+        "lib": [
+            "torch>=2",
+            "Tool",
+            'more; extra == "all"',
+            'gone; sys_platform == "nowhere"',
+            "lost",
+        ],
+        "tool": ["numpy", "lib"],  # in a circle
+        "more": [],
+    }
+
+    def of(kind):
+        def find(name):
+            if name not in requires:
+                raise importlib.metadata.PackageNotFoundError(name)
+            if kind == "requires":
+                return requires[name]
+            return [File(tmp_path / name), File(tmp_path / "removed"), File(tmp_path)]
+
+        return find
+
+    monkeypatch.setattr(importlib.metadata, "requires", of("requires"))
+    monkeypatch.setattr(importlib.metadata, "files", of("files"))
+    return monkeypatch
+
+
+def test_what_a_library_needs(installed):
+    assert ecosystem.needed("lib") == {"lib", "torch", "numpy", "tool"}
+    assert ecosystem.needed("Torch") == {"torch", "numpy"}
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        ecosystem.needed("nothing")
+
+
+def test_what_a_library_adds(installed):
+    assert ecosystem.added_bytes("lib") == 10**3 + 10**4
+    assert ecosystem.added_bytes("torch") == 0
+    assert ecosystem.added_bytes("torch", beside=[]) == 10 + 10**2
+
+
+def test_a_library_without_a_list_of_files(installed):
+    installed.setattr(importlib.metadata, "files", lambda name: None)
+    with pytest.raises(ValueError, match="expected a list of its files, got none"):
+        ecosystem.added_bytes("lib")
+
+
+def test_what_is_really_installed():
+    assert ecosystem.needed("accelerate") >= {"accelerate", "torch", "numpy"}
+    assert ecosystem.added_bytes("accelerate") > 100_000

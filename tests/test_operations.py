@@ -1,0 +1,141 @@
+"""Cards that can be read back, distances as SciPy computes them, alarms as rare as promised."""
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from helpers import operations
+
+CARD = {
+    "title": "A reader",
+    "summary": "It reads.",
+    "results": {"all": 0.9567, "digit 8": 0.5},
+    "limits": ["Only digits.", "只有数字。"],
+}
+
+
+def test_a_card_and_its_metadata():
+    metadata = {"license": "mit", "tags": ["mnist", "数字"], "library_name": "pytorch"}
+    text = operations.model_card(metadata, **CARD)
+    assert operations.read_card(text) == metadata
+    assert text.startswith("---\nlicense: mit\n") and "数字" in text
+    assert "# A reader\n\nIt reads.\n" in text
+    assert "| all | 95.7% |\n| digit 8 | 50.0% |\n" in text
+    assert text.endswith("- Only digits.\n- 只有数字。\n")
+
+
+@pytest.mark.parametrize("metadata", [{}, {"license": ""}, {"tags": ["x"]}])
+def test_no_card_without_a_license(metadata):
+    with pytest.raises(ValueError, match="expected a license in the metadata"):
+        operations.model_card(metadata, **CARD)
+
+
+def test_no_card_without_limits():
+    with pytest.raises(ValueError, match="at least one known limit, got none"):
+        operations.model_card({"license": "mit"}, **(CARD | {"limits": []}))
+
+
+@pytest.mark.parametrize("text", ["", "# No metadata", "text\n---\na: 1\n---\n", "---\na: 1\n"])
+def test_no_metadata(text):
+    with pytest.raises(ValueError, match="expected YAML between two lines"):
+        operations.read_card(text)
+
+
+def test_a_table_may_hold_dashes():
+    text = operations.model_card({"license": "mit"}, **(CARD | {"summary": "a\n\n---\n\nb"}))
+    assert operations.read_card(text) == {"license": "mit"}
+
+
+def test_a_fingerprint_is_that_of_the_bytes(tmp_path):
+    path = tmp_path / "weights"
+    path.write_bytes(b"weights")
+    assert operations.fingerprint(path) == hashlib.sha256(b"weights").hexdigest()
+    path.write_bytes(b"weightz")
+    assert operations.fingerprint(path) != hashlib.sha256(b"weights").hexdigest()
+
+
+# ---- drift
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_distance_is_scipy_s(seed):
+    generator = np.random.default_rng(seed)
+    a, b = generator.normal(size=57 + seed), generator.normal(0.3, 1.2, size=80)
+    if seed > 2:
+        a, b = a.round(1), b.round(1)  # with ties, within and between
+    want = stats.ks_2samp(a, b).statistic
+    got = operations.ks_distance(torch.tensor(a), torch.tensor(b))
+    assert got == pytest.approx(want, abs=1e-6)
+
+
+def test_the_ends_of_the_scale():
+    one = torch.tensor([3.0, 1.0, 2.0])
+    assert operations.ks_distance(one, one.flip(0)) == 0
+    assert operations.ks_distance(one, one + 5) == 1
+    assert operations.ks_distance(one, one - 5) == 1
+
+
+def test_integers_and_small_differences_count():
+    large = torch.tensor([2**24, 2**24 + 1])  # equal in float32
+    assert operations.ks_distance(large, large + 1) == 0.5
+
+
+def test_no_samples():
+    with pytest.raises(ValueError, match="expected two samples, got 0 and 3"):
+        operations.ks_distance(torch.tensor([]), torch.ones(3))
+
+
+@pytest.mark.parametrize("probability", [0, 1, -0.1, 2])
+def test_a_false_alarm_has_a_probability(probability):
+    with pytest.raises(ValueError, match=r"expected a probability in 0\.\.1"):
+        operations.drift(torch.ones(3), torch.ones(3), false_alarm=probability)
+
+
+def test_the_limit_is_that_of_the_table():
+    """c(0.05) = 1.358 and c(0.001) = 1.949, times sqrt((n + m) / (n m))."""
+    values = torch.arange(200.0)
+    for alpha, c in ((0.05, 1.358), (0.001, 1.949)):
+        found = operations.drift(values[:50], values, false_alarm=alpha)
+        assert found.limit == pytest.approx(c * (250 / (50 * 200)) ** 0.5, rel=1e-3)
+
+
+def test_alarms_are_as_rare_as_promised():
+    torch.manual_seed(0)
+    alarms = sum(
+        operations.drift(torch.randn(300), torch.randn(200), false_alarm=0.05).alarm
+        for _ in range(400)
+    )
+    # expected 20, standard deviation 4.4; the approximation is on the careful side
+    assert 4 <= alarms <= 34
+
+
+def test_a_change_is_noticed():
+    torch.manual_seed(0)
+    assert operations.drift(torch.randn(300), torch.randn(300) + 1).alarm
+    assert not operations.drift(torch.randn(300), torch.randn(300)).alarm
+
+
+def test_the_alarm_is_above_the_limit():
+    assert operations.Drift(0.5, 0.4).alarm
+    assert not operations.Drift(0.4, 0.4).alarm
+
+
+def test_ink():
+    images = torch.zeros(3, 1, 28, 28, dtype=torch.uint8)
+    images[1] = 255
+    images[2, 0, :7] = 100  # a quarter of the rows
+    assert operations.ink(images).tolist() == [0, 255, 25]
+
+
+def test_confidence():
+    def model(pixels):
+        assert pixels.shape == (2, 28, 28) and pixels.dtype == torch.float32
+        assert pixels.amax((1, 2)).tolist() == [0, 255]  # as the server gives them, not 0..1
+        return torch.tensor([[0.1, 0.7, 0.2], [0.4, 0.3, 0.3]])
+
+    images = torch.zeros(2, 1, 28, 28, dtype=torch.uint8)
+    images[1] = 255
+    torch.testing.assert_close(operations.confidence(model, images), torch.tensor([0.7, 0.4]))
