@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import jacrev
+from torch.func import jacfwd
 
 # ---- simulators
 
@@ -84,7 +84,7 @@ def gauss_newton(residuals: Callable[[Tensor], Tensor], start: Tensor, *, steps:
     """
     p = start
     for _ in range(steps):
-        jacobian = jacrev(residuals)(p)  # [n, d]
+        jacobian = jacfwd(residuals)(p)  # [n, d]
         normal = jacobian.T @ jacobian
         p = p - torch.linalg.solve(normal, jacobian.T @ residuals(p))
     return p
@@ -97,7 +97,7 @@ def standard_errors(residuals: Callable[[Tensor], Tensor], p: Tensor) -> Tensor:
     of equal and independent noise; the covariance is noise² · (JᵀJ)⁻¹.
     """
     left = residuals(p)
-    jacobian = jacrev(residuals)(p)
+    jacobian = jacfwd(residuals)(p)
     noise = left.square().sum() / (len(left) - len(p))
     return (noise * torch.linalg.inv(jacobian.T @ jacobian).diagonal()).sqrt()
 
