@@ -1,4 +1,4 @@
-"""Chapter 18, exercises: the first batch, latencies from the schedule, when to send again."""
+"""Chapter 18, exercises: the first batch, the longest queue, when to send again."""
 
 import random
 
@@ -29,28 +29,27 @@ def _arrivals() -> list[tuple[list[float], int, float]]:
     return fixed + drawn
 
 
-# ---- 2: latencies that a waiting client hides
+# ---- 2: how long the queue may be
 
 
-def from_schedule(interval: float, service: list[float]) -> list[float]:
-    """Send one after another, as soon as possible but not before its time; count from its time."""
-    latencies, free = [], 0.0
-    for number, seconds in enumerate(service):
-        scheduled = number * interval
-        free = max(free, scheduled) + seconds
-        latencies.append(free - scheduled)
-    return latencies
+def largest_queue(max_batch: int, batch_ms: int, timeout_ms: int) -> int:
+    """Count the places of the batches that end in time, without the one that runs already."""
+    return max(timeout_ms // batch_ms - 1, 0) * max_batch
 
 
-def _services() -> list[tuple[float, list[float]]]:
+def _limits() -> list[tuple[int, int, int]]:
     fixed = [
-        (0.25, [0.125] * 4),
-        (0.25, [1.0, 0.125, 0.125, 0.125, 0.125, 0.125]),
-        (0.5, [0.25, 2.0, 0.25, 0.25]),
-        (1.0, []),
-        (0.125, [0.25] * 5),
+        (32, 100, 1000),
+        (32, 100, 1050),  # half a batch more does not help
+        (1, 10, 25),
+        (8, 50, 100),  # exactly in time
+        (8, 50, 99),
+        (8, 50, 20),  # not even the batch that runs ends in time
+        (4, 300, 300),
     ]
-    drawn = [(0.1, [random.choice([0.02, 0.03, 0.5]) for _ in range(12)]) for _ in range(4)]
+    drawn = []
+    for _ in range(6):
+        drawn.append((random.randint(1, 64), random.randint(1, 90), random.randint(1, 3000)))
     return fixed + drawn
 
 
@@ -75,6 +74,6 @@ def _answers() -> list[tuple[int, int, float | None]]:
 
 EXERCISES = {
     "first_batch": Exercise(reference=first_batch, cases=_arrivals),
-    "from_schedule": Exercise(reference=from_schedule, cases=_services),
+    "largest_queue": Exercise(reference=largest_queue, cases=_limits),
     "wait_before_retry": Exercise(reference=wait_before_retry, cases=_answers),
 }

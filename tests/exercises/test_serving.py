@@ -15,18 +15,15 @@ def batch(limit=True, absolute=False, sliding=False, strict=False, late=0):
     return first_batch
 
 
-def schedule(from_sent=False, idle=True, wait_only=False):
-    def from_schedule(interval, service):
-        latencies, free = [], 0.0
-        for number, seconds in enumerate(service):
-            scheduled = number * interval
-            start = max(free, scheduled) if idle else free
-            free = start + seconds
-            begin = start if from_sent else scheduled
-            latencies.append((start if wait_only else free) - begin)
-        return latencies
+def queue(running=1, partial=False, negative=False, up=False):
+    def largest_queue(max_batch, batch_ms, timeout_ms):
+        calls = -(-timeout_ms // batch_ms) if up else timeout_ms // batch_ms
+        if partial:
+            return max(int(max_batch * (timeout_ms / batch_ms - running)), 0)
+        free = calls - running
+        return (free if negative else max(free, 0)) * max_batch
 
-    return from_schedule
+    return largest_queue
 
 
 def retry(again=(429, 503, 504), last=3, base=0.5, factor=2, obey=True, add=False):
@@ -43,7 +40,7 @@ def retry(again=(429, 503, 504), last=3, base=0.5, factor=2, obey=True, add=Fals
 
 RIGHT = {
     "first_batch": [batch()],
-    "from_schedule": [schedule()],
+    "largest_queue": [queue()],
     "wait_before_retry": [retry()],
 }
 
@@ -56,12 +53,16 @@ WRONG = {
         batch(late=1),
         lambda arrivals, max_batch, max_wait: min(len(arrivals), max_batch),
     ],
-    "from_schedule": [
-        schedule(from_sent=True),
-        schedule(idle=False),
-        schedule(wait_only=True),
-        lambda interval, service: list(service),
-        lambda interval, service: [s + interval for s in service],
+    "largest_queue": [
+        queue(running=0),
+        queue(running=2),
+        queue(partial=True),
+        queue(negative=True),
+        queue(up=True),
+        lambda max_batch, batch_ms, timeout_ms: max(timeout_ms // batch_ms - 1, 0),
+        lambda max_batch, batch_ms, timeout_ms: (
+            max((timeout_ms - 1) // batch_ms - 1, 0) * max_batch
+        ),
     ],
     "wait_before_retry": [
         retry(again=(429, 500, 503, 504)),
