@@ -167,10 +167,10 @@ def test_one_weight_or_name_or_buffer_makes_a_difference():
 
 
 @pytest.mark.slow  # compiles a C++ extension at its first start
-@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
 @pytest.mark.parametrize("stage", [0, 2])
 def test_deepspeed_ends_with_the_same_weights(stage, tmp_path):
     """The program of the notebook, in a process of its own."""
+    pytest.importorskip("deepspeed")
     (tmp_path / "runs" / "ecosystem").mkdir(parents=True)
     program = cell("%%writefile runs/ecosystem/zero.py").split("\n", 1)[1]
     (tmp_path / "zero.py").write_text(program, encoding="utf-8")
