@@ -2,7 +2,6 @@
 
 import ast
 import importlib.metadata
-import importlib.util
 import json
 import logging
 import os
