@@ -1,6 +1,7 @@
 """Chapter 14: a step of DDP on what a machine without a GPU can show: processes, buckets, threads.
 
     processes  1, 2, 4 processes, with the same batch on each; a small one and a large one
+    no_sync    2 processes that compute the same but exchange nothing
     threads    1 and 2 processes with 1, 2, 4 threads each
     buckets    2 processes, with buckets of several sizes
 
@@ -10,6 +11,7 @@ rounds, and what other programs have disturbed is measured again.
 
 import os
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ UNITS |= {"batch": "samples", "bytes": "bytes", "ms": "ms"}
 
 
 def ddp_steps(
-    caps: tuple[float, ...], batch: int, threads: int, repeats: int
+    caps: tuple[float, ...], batch: int, threads: int, repeats: int, exchange: bool = True
 ) -> dict[float, list[float]]:
     """Run by every rank: the milliseconds of forward and backward, for each size of the buckets."""
     torch.set_num_threads(threads)
@@ -49,7 +51,8 @@ def ddp_steps(
             for cap, model in models.items():
                 dist.barrier()
                 start = time.perf_counter()
-                model(x).square().mean().backward()
+                with nullcontext() if exchange else model.no_sync():
+                    model(x).square().mean().backward()
                 taken[cap].append((time.perf_counter() - start) * 1e3)
         return {cap: ms[WARM_UP:] for cap, ms in taken.items()}
 
@@ -57,13 +60,14 @@ def ddp_steps(
 def step_rows() -> list[dict[str, Any]]:
     gradients = LAYERS * WIDTH * WIDTH * 4
     settings = [("processes", n, 1, batch) for n in PROCESSES for batch in BATCHES]
+    settings += [("no_sync", 2, 1, batch) for batch in BATCHES]
     settings += [("threads", n, threads, 256) for n in (1, 2) for threads in THREADS]
     taken: dict[tuple, list[float]] = {setting: [] for setting in settings}
     for _ in range(ROUNDS):  # so that a slow moment hits all
         for setting in settings:
-            _, ranks, threads, batch = setting
+            kind, ranks, threads, batch = setting
             env = {"OMP_NUM_THREADS": str(threads)}
-            arguments = ((25,), batch, threads, REPEATS)
+            arguments = ((25,), batch, threads, REPEATS, kind != "no_sync")
             found = undisturbed(ddp_steps, *arguments, ranks=ranks, env=env, timeout=600)
             taken[setting] += found[0][25]
     rows = [

@@ -95,7 +95,7 @@ def test_scaling_in_rounds(bench, monkeypatch):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(module, "is_quiet", lambda: True)
     kinds = module.measure(CPU).column("kind")
-    assert kinds == ["processes"] * 2 + ["threads"] * 2 + ["buckets"] * 2
+    assert kinds == ["processes"] * 2 + ["no_sync"] + ["threads"] * 2 + ["buckets"] * 2
 
 
 def test_what_is_disturbed_is_measured_again(bench, monkeypatch):

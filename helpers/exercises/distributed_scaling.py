@@ -1,4 +1,4 @@
-"""Chapter 14, exercises: the best efficiency, rounds of a ring, how often to save."""
+"""Chapter 14, exercises: the best efficiency, the rounds of a ring, how often to save."""
 
 from helpers.collectives import holdings, ring_schedule
 from helpers.exercises.harness import Exercise
@@ -11,7 +11,31 @@ def best_efficiency(forward: float, backward: float, communication: float) -> fl
     return (forward + backward) / (forward + max(backward, communication))
 
 
-# ---- 2: when a chunk is complete
+# ---- 2: a round of the ring
+
+
+def ring_round(chunks: list[list[int]], k: int) -> list[list[int]]:
+    """Return the chunks of each rank after round k of a ring all-reduce."""
+    ranks = len(chunks)
+    after = [list(own) for own in chunks]
+    for rank in range(ranks):
+        index = (rank - 1 - k) % ranks  # what the previous rank sends
+        arrives = chunks[(rank - 1) % ranks][index]
+        after[rank][index] = arrives + (chunks[rank][index] if k < ranks - 1 else 0)
+    return after
+
+
+def _rounds() -> list[tuple]:
+    found = []
+    for ranks in (2, 3, 4):
+        chunks = [[10**rank + 7 * index for index in range(ranks)] for rank in range(ranks)]
+        for k in range(2 * (ranks - 1)):
+            found.append((chunks, k))
+            chunks = ring_round(chunks, k)
+    return found
+
+
+# ---- 3: when a chunk is complete
 
 
 def rounds_until(rank: int, chunk: int, ranks: int) -> int:
@@ -29,7 +53,7 @@ def _chunks() -> list[tuple]:
     ]
 
 
-# ---- 3: how often to save
+# ---- 4: how often to save
 
 
 def lost_share(interval: float, save: float, between: float) -> float:
@@ -45,6 +69,7 @@ EXERCISES = {
         reference=best_efficiency,
         cases=lambda: [(0.2, 0.4, 0.1), (0.2, 0.4, 0.4), (0.2, 0.4, 1.0), (1.0, 2.0, 0.0)],
     ),
+    "ring_round": Exercise(reference=ring_round, cases=_rounds),
     "rounds_until": Exercise(reference=rounds_until, cases=_chunks),
     "lost_share": Exercise(
         reference=lost_share,
