@@ -45,6 +45,7 @@ REQUESTS = 1100  # at least, for each reading
 SECONDS = 8.0  # at least, for each reading
 WARM_UP = (20.0, 3.0)  # rate, seconds
 ROUNDS = 3
+Rates = tuple[int, ...]
 REPEATS = 15  # of the batch curve
 
 UNITS = {"kind": "batch or load", "server": "name", "batch": "samples", "time": "ms"}
@@ -114,11 +115,13 @@ def environment_has(name: str) -> bool:
 SERVERS = ("bare", "bare, def", "own", "own, collector on", "LitServe", "Ray Serve", "TorchServe")
 
 
-def at_rising_rates(url: str, images: list, server: str, number: int) -> Iterator[dict]:
+def at_rising_rates(
+    url: str, images: list, server: str, number: int, rates: Rates, lower: Rates
+) -> Iterator[dict]:
     """Measure one server until two rates in a row are not held, or lower ones until one is."""
     load.load_test(url, images, rate=WARM_UP[0], seconds=WARM_UP[1])
     failed = 0
-    for rate in RATES:
+    for rate in rates:
         measured = reading(url, images, server, number, rate)
         yield measured
         failed = 0 if measured["held"] else failed + 1
@@ -126,8 +129,8 @@ def at_rising_rates(url: str, images: list, server: str, number: int) -> Iterato
             break
     else:
         return
-    if rate == RATES[1]:  # not even the first
-        for rate in LOWER:
+    if rate == rates[1]:  # not even the first
+        for rate in lower:
             measured = reading(url, images, server, number, rate)
             yield measured
             if measured["held"]:
@@ -209,6 +212,18 @@ def batch_curve(model: torch.nn.Module) -> list[dict[str, Any]]:
 
 def measure(device: torch.device) -> records.Record:
     """Measure everything that can be started here. On a CPU: that is what the chapter is about."""
+    return compare("serving", device, SIZES, SERVERS, RATES, LOWER)
+
+
+def compare(
+    record: str,
+    device: torch.device,
+    sizes: tuple[int, ...],
+    names: tuple[str, ...],
+    rates: Rates,
+    lower: Rates,
+) -> records.Record:
+    """Measure servers with a model of these layers at these rates, each once a round."""
     if device.type != "cpu":
         raise RuntimeError(f"the servers are measured on a CPU, got {device}")
     os.environ["OMP_NUM_THREADS"] = "1"  # the servers inherit it
@@ -217,7 +232,7 @@ def measure(device: torch.device) -> records.Record:
     made = records.provenance(
         environment.versions(device), repeats=ROUNDS, clock="perf_counter of the client"
     )
-    model = serving.DigitReader(*SIZES, mean=data.MEAN, std=data.STD).eval()
+    model = serving.DigitReader(*sizes, mean=data.MEAN, std=data.STD).eval()
     images = data.digits().test_images[:100, 0].tolist()
     rows = batch_curve(model)
     available = servers()
@@ -228,7 +243,7 @@ def measure(device: torch.device) -> records.Record:
             path = Path(place, "v1.safetensors")
             serving.save_model(model, path)
             for number in range(1, ROUNDS + 1):
-                for name in random.Random(number).sample(SERVERS, len(SERVERS)):
+                for name in random.Random(number).sample(names, len(names)):
                     if name not in available:
                         print(f"{name} is left out: not installed beside this Python")
                         continue
@@ -236,7 +251,8 @@ def measure(device: torch.device) -> records.Record:
                     os.sched_setaffinity(0, {for_server})  # what is started now inherits it
                     with available[name](path, folder) as (server, route):
                         os.sched_setaffinity(0, {for_client})
-                        rows += at_rising_rates(server.url + route, images, name, number)
+                        url = server.url + route
+                        rows += at_rising_rates(url, images, name, number, rates, lower)
     finally:
         os.sched_setaffinity(0, everywhere)
-    return records.Record("serving", made, UNITS, rows)
+    return records.Record(record, made, UNITS, rows)

@@ -14,7 +14,7 @@ from helpers.serving import Image, load_model, problems
 
 
 class LitDigits(ls.LitAPI):
-    """What LitServe asks of a model: how to load it, and four steps from request to answer."""
+    """What LitServe asks of a model: how to load it, and five steps from request to answer."""
 
     def setup(self, device: str) -> None:
         """Load the model; LitServe calls this once in each worker process."""

@@ -392,7 +392,7 @@ def _add_predict(
             )
         start, status = time.perf_counter(), 500
         try:
-            row = await _answer(batchers[version], torch.tensor(image.pixels), limits)
+            row = await _row_or_status(batchers[version], torch.tensor(image.pixels), limits)
             status = 200
             # only of answers: a refusal takes no time, and many would make p99 look better
             metrics.latency.labels(version).observe(time.perf_counter() - start)
@@ -409,7 +409,7 @@ def _add_predict(
         return Answer(digit=best, probability=chances[best], probabilities=chances, version=version)
 
 
-async def _answer(batcher: Batcher, sample: Tensor, limits: Settings) -> Tensor:
+async def _row_or_status(batcher: Batcher, sample: Tensor, limits: Settings) -> Tensor:
     """Return the model's row, or the HTTP error that says why there is none."""
     try:
         async with asyncio.timeout(limits.timeout):

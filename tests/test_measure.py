@@ -230,20 +230,22 @@ def test_exports_are_timed_and_compared(bench, monkeypatch, one_thread):
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes are pinned on Linux")
-def test_servers_at_rising_rates(bench, monkeypatch):
-    module = bench("serving")
+@pytest.mark.parametrize("name", ["serving", "serving_deep"])
+def test_servers_at_rising_rates(bench, monkeypatch, name):
+    module, measured = bench("serving"), bench(name)
     mine = os.sched_getaffinity(0)
     monkeypatch.setattr(module, "two_processors", lambda: (min(mine), max(mine)))
-    monkeypatch.setattr(module, "SIZES", (784, 32, 10))
-    monkeypatch.setattr(module, "SERVERS", ("bare", "own", "not there"))
-    monkeypatch.setattr(module, "RATES", (50, 100, 200))
-    monkeypatch.setattr(module, "LOWER", (25,))
+    monkeypatch.setattr(measured, "SIZES", (784, 32, 10))
+    monkeypatch.setattr(measured, "SERVERS", ("bare", "own", "not there"))
+    monkeypatch.setattr(measured, "RATES", (50, 100, 200))
+    monkeypatch.setattr(measured, "LOWER", (25,))
     monkeypatch.setattr(module, "WARM_UP", (20.0, 0.5))
     monkeypatch.setattr(module, "SECONDS", 0.5)
     monkeypatch.setattr(module, "REQUESTS", 0)  # too few for a p99, so that no rate counts as held
     monkeypatch.setattr(module, "ROUNDS", 1)
     monkeypatch.setattr(module, "REPEATS", 3)
-    record = module.measure(CPU)
+    record = measured.measure(CPU)
+    assert record.name == name
     tested = [(r["server"], r["rate"], r["held"]) for r in record.rows if r["kind"] == "load"]
     # two rates that are not held, and then a lower one; the order of the servers is drawn
     expected = [(name, rate, False) for name in ("bare", "own") for rate in (50, 100, 25)]
@@ -252,7 +254,7 @@ def test_servers_at_rising_rates(bench, monkeypatch):
     assert all(r["answered"] == r["sent"] > 0 for r in record.rows if r["kind"] == "load")
     assert [r["batch"] for r in record.rows if r["kind"] == "batch"] == list(module.BATCHES)
     with pytest.raises(RuntimeError, match="servers are measured on a CPU, got meta"):
-        module.measure(torch.device("meta"))
+        measured.measure(torch.device("meta"))
 
 
 def test_server_and_client_need_a_processor_each(bench, monkeypatch):

@@ -408,7 +408,7 @@ def test_a_stopping_batcher_is_503():
     async def ask():
         batcher = serving.Batcher(reader())  # never started
         with pytest.raises(serving.HTTPException) as caught:
-            await serving._answer(batcher, torch.zeros(28, 28), Settings())
+            await serving._row_or_status(batcher, torch.zeros(28, 28), Settings())
         return caught.value.status_code, caught.value.detail
 
     assert asyncio.run(ask()) == (503, "the server is stopping")

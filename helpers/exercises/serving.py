@@ -1,32 +1,48 @@
-"""Chapter 18, exercises: the first batch, the longest queue, when to send again."""
+"""Chapter 18, exercises: a type, the longest queue, bad samples, when to send again."""
 
+import math
 import random
+from collections.abc import Callable
+from typing import Annotated, Any
 
-from helpers.exercises.harness import Exercise
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-# ---- 1: which requests share the first batch?
+from helpers.exercises.harness import Exercise, WrongAnswer
 
-
-def first_batch(arrivals: list[float], max_batch: int, max_wait: float) -> int:
-    """Count those that have arrived when the first has waited long enough, up to a full batch."""
-    deadline = arrivals[0] + max_wait
-    return min(max_batch, sum(1 for at in arrivals if at <= deadline))
+# ---- 1: a type for a request
 
 
-def _arrivals() -> list[tuple[list[float], int, float]]:
-    fixed = [
-        ([0.0, 0.001, 0.0015, 0.01], 8, 0.002),
-        ([0.0, 0.001, 0.0015, 0.01], 2, 0.002),
-        ([5.0, 5.001, 5.25], 8, 0.25),  # the first does not arrive at 0; the last in time exactly
-        ([1.0], 4, 0.5),
-        ([0.0, 0.0, 0.0], 32, 0.0),
-        ([0.0, 0.5, 1.0, 1.5], 8, 0.75),  # not a wait that starts again with each arrival
-    ]
-    drawn = []
-    for _ in range(6):
-        times = sorted(random.uniform(2, 3) for _ in range(random.randint(1, 30)))
-        drawn.append((times, random.randint(1, 9), random.choice([0.0, 0.05, 0.3])))
-    return fixed + drawn
+class Question(BaseModel):
+    """A text and the number of answers that are wanted."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    text: Annotated[str, Field(min_length=1, max_length=500)]
+    top: Annotated[int, Field(ge=1, le=10)] = 1
+
+
+def _checked_by(answer: type[BaseModel]) -> Callable[[dict], Any]:
+    """Turn a type into a function of a body: what the type makes of it, or that it is refused."""
+
+    def check_body(body: dict) -> Any:
+        if not (isinstance(answer, type) and issubclass(answer, BaseModel)):
+            return answer(body)  # a function says so itself, or fails in the reader's words
+        if not answer.model_fields:
+            return ...  # not answered yet
+        try:
+            return answer.model_validate(body).model_dump()
+        except ValidationError:
+            return "refused"
+
+    return check_body
+
+
+def _bodies() -> list[tuple[dict]]:
+    good = [{"text": "a"}, {"text": "x" * 500, "top": 10}, {"text": "很好", "top": 1}]
+    texts = ["", "x" * 501, 5, None, ["a"]]
+    tops = [0, 11, -1, "3", True, 2.0, None]
+    bad = [{"text": text} for text in texts] + [{"text": "a", "top": top} for top in tops]
+    bad += [{}, {"top": 3}, {"text": "a", "tops": 3}, {"text": "a", "top": 3, "lang": "en"}]
+    return [(body,) for body in good + bad]
 
 
 # ---- 2: how long the queue may be
@@ -53,7 +69,57 @@ def _limits() -> list[tuple[int, int, int]]:
     return fixed + drawn
 
 
-# ---- 3: what a client may send again
+# ---- 3: a batch with bad samples, in halves
+
+
+def by_halves(model: Callable[[list], list], samples: list) -> list:
+    """Return the answers of `model`, and None for each sample for which it raises alone."""
+    try:
+        return model(samples)
+    except ValueError:
+        if len(samples) == 1:
+            return [None]
+    half = len(samples) // 2
+    return by_halves(model, samples[:half]) + by_halves(model, samples[half:])
+
+
+def _counted(answer: Callable) -> Callable[[list[int | None]], Any]:
+    """Call an answer with a model that counts its calls: too many of them are a wrong answer."""
+
+    def on(samples: list[int | None]) -> Any:
+        calls = 0
+
+        def model(batch: list[int | None]) -> list[int]:
+            nonlocal calls
+            if not batch:
+                raise WrongAnswer("the model was called with an empty batch")
+            calls += 1
+            if None in batch:
+                raise ValueError("a bad sample")
+            return [10 * sample for sample in batch]
+
+        found = answer(model, samples)
+        # halving ends after log2(n) levels, and on each a bad sample spoils one of two halves
+        levels = math.ceil(math.log2(len(samples)))
+        most = 1 + 2 * levels * samples.count(None)
+        if found is not ... and calls > most:
+            raise WrongAnswer(f"expected at most {most} calls of the model, got {calls}")
+        return found
+
+    return on
+
+
+def _batches() -> list[tuple[list[int | None]]]:
+    found = [[1, 2, 3], [7], [None], [1, None], [None, None, None], [None, *range(31)]]
+    found += [[*range(16), None, *range(15)], [*range(9), None]]
+    for _ in range(4):
+        count = random.randint(5, 40)
+        bad = set(random.sample(range(count), random.randint(1, 2)))
+        found.append([None if at in bad else at for at in range(count)])
+    return [(batch,) for batch in found]
+
+
+# ---- 4: what a client may send again
 
 
 def wait_before_retry(status: int, attempt: int, retry_after: float | None) -> float | None:
@@ -73,7 +139,8 @@ def _answers() -> list[tuple[int, int, float | None]]:
 
 
 EXERCISES = {
-    "first_batch": Exercise(reference=first_batch, cases=_arrivals),
+    "question": Exercise(reference=Question, cases=_bodies, through=_checked_by),
     "largest_queue": Exercise(reference=largest_queue, cases=_limits),
+    "by_halves": Exercise(reference=by_halves, cases=_batches, through=_counted),
     "wait_before_retry": Exercise(reference=wait_before_retry, cases=_answers),
 }

@@ -1,18 +1,79 @@
 """Answers to the exercises of chapter 18, right and wrong."""
 
+from typing import Annotated
 
-def batch(limit=True, absolute=False, sliding=False, strict=False, late=0):
-    def first_batch(arrivals, max_batch, max_wait):
-        deadline, count = max_wait if absolute else arrivals[0] + max_wait, 0
-        for at in arrivals:
-            if at > deadline or (strict and at == deadline):
-                break
-            count += 1
-            if sliding:
-                deadline = at + max_wait
-        return min(count, max_batch + late) if limit else count
+from pydantic import BaseModel, ConfigDict, Field
 
-    return first_batch
+
+def question(strict=True, extra="forbid", shortest=1, longest=500, least=1, most=10, default=1):
+    class Question(BaseModel):
+        model_config = ConfigDict(strict=strict, extra=extra)
+        text: Annotated[str, Field(min_length=shortest, max_length=longest)]
+        top: Annotated[int, Field(ge=least, le=most)] = default
+
+    return Question
+
+
+class Required(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+    text: Annotated[str, Field(min_length=1, max_length=500)]
+    top: Annotated[int, Field(ge=1, le=10)]
+
+
+class Optional(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+    text: Annotated[str, Field(min_length=1, max_length=500)]
+    top: Annotated[int, Field(ge=1, le=10)] | None = 1
+
+
+def halves(upper=False):
+    def by_halves(model, samples):
+        try:
+            return model(samples)
+        except ValueError:
+            if len(samples) == 1:
+                return [None]
+        middle = (len(samples) + upper) // 2
+        return by_halves(model, samples[:middle]) + by_halves(model, samples[middle:])
+
+    return by_halves
+
+
+def one_by_one(model, samples):
+    try:
+        return model(samples)
+    except ValueError:
+        if len(samples) == 1:
+            return [None]
+    return [one_by_one(model, [sample])[0] for sample in samples]
+
+
+def all_or_nothing(model, samples):
+    try:
+        return model(samples)
+    except ValueError:
+        return [None] * len(samples)
+
+
+def without_the_bad(model, samples):
+    return [row for row in halves()(model, samples) if row is not None]
+
+
+def never_at_once(model, samples):
+    if len(samples) > 1:
+        middle = len(samples) // 2
+        left, right = samples[:middle], samples[middle:]
+        return never_at_once(model, left) + never_at_once(model, right)
+    return halves()(model, samples)
+
+
+def with_empty_halves(model, samples):
+    try:
+        return model(samples)
+    except ValueError:
+        middle = len(samples) // 2
+        left = with_empty_halves(model, samples[:middle])
+        return left + with_empty_halves(model, samples[middle:])
 
 
 def queue(running=1, partial=False, negative=False, up=False):
@@ -39,19 +100,31 @@ def retry(again=(429, 503, 504), last=3, base=0.5, factor=2, obey=True, add=Fals
 
 
 RIGHT = {
-    "first_batch": [batch()],
+    "question": [question()],
+    "by_halves": [halves(), halves(upper=True)],
     "largest_queue": [queue()],
     "wait_before_retry": [retry()],
 }
 
 WRONG = {
-    "first_batch": [
-        batch(limit=False),
-        batch(absolute=True),
-        batch(sliding=True),
-        batch(strict=True),
-        batch(late=1),
-        lambda arrivals, max_batch, max_wait: min(len(arrivals), max_batch),
+    "question": [
+        question(strict=False),
+        question(extra="ignore"),
+        question(shortest=0),
+        question(longest=501),
+        question(least=0),
+        question(most=11),
+        question(default=2),
+        Required,
+        Optional,
+    ],
+    "by_halves": [
+        one_by_one,
+        all_or_nothing,
+        without_the_bad,
+        never_at_once,
+        with_empty_halves,
+        lambda model, samples: model(samples),
     ],
     "largest_queue": [
         queue(running=0),
