@@ -1,10 +1,11 @@
 """Chapter 18, drawn: the time of a batch, requests on their way through the batcher, rates."""
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 
 from matplotlib.axes import Axes
 
-from helpers.pictures.draw import BLUE, GRAY, GREEN, ORANGE
+from helpers.pictures.draw import BLUE, GRAY, GREEN, ORANGE, PINK, YELLOW
 
 
 def draw_curve(ax: Axes, times: Mapping[int, Sequence[float]]) -> None:
@@ -61,11 +62,10 @@ def draw_rates(
     ax: Axes, measured: Mapping[str, Sequence[tuple[float, float]]], limit: float
 ) -> None:
     """Draw p99 in ms against the rate of arrival, a line for each server, and the limit."""
-    for (name, points), color in zip(
-        measured.items(), (GRAY, BLUE, ORANGE, GREEN, "C4", "C5", "C6", "black"), strict=False
-    ):
+    colors = (GRAY, BLUE, ORANGE, GREEN, YELLOW, PINK, "#56B4E9", "black")
+    for (name, points), color, marker in zip(measured.items(), cycle(colors), cycle("os^vD")):
         rates, p99 = zip(*sorted(points), strict=True)
-        ax.plot(rates, p99, marker="o", ms=4, color=color, label=name)
+        ax.plot(rates, p99, marker=marker, ms=4, color=color, label=name)
     ax.axhline(limit, color=GRAY, lw=0.8, ls="--")
     ax.set_yscale("log")
     ax.set_xlabel("requests/s")
