@@ -180,16 +180,19 @@ def summary(replies: Sequence[Reply]) -> dict[str, Any]:
 
 
 def highest_rate(tested: Sequence[tuple[float, bool]]) -> float | None:
-    """Return the highest rate that was held with all lower ones held, None when none was.
+    """Return the highest rate that was held before two in a row were not, None when none was.
 
-    tested: (rate, was it held?), in any order. A rate above one that failed does not count: it
-    was luck.
+    tested: (rate, was it held?), in any order. A p99 near its limit may lie above it by chance, so
+    one failure between rates that were held does not count. A rate above two failures does not
+    count either: to hold it was luck.
     """
-    best = None
+    best, failed = None, 0
     for rate, held in sorted(tested):
-        if not held:
+        failed = 0 if held else failed + 1
+        if failed == 2:
             break
-        best = rate
+        if held:
+            best = rate
     return best
 
 

@@ -93,8 +93,11 @@ def test_a_summary():
     ("tested", "expected"),
     [
         ([(10, True), (20, True), (40, False)], 20),
-        ([(40, True), (10, True), (20, False)], 10),
-        ([(10, False), (20, True)], None),
+        ([(40, True), (10, True), (20, False)], 40),  # one failure between is chance
+        ([(80, True), (40, False), (10, True), (20, False)], 10),  # above two it was luck
+        ([(10, False), (20, True)], 20),
+        ([(10, False), (20, False), (40, True)], None),
+        ([(10, True), (20, False), (40, True), (80, False), (160, True)], 160),
         ([(10, True)], 10),
         ([], None),
     ],
