@@ -230,7 +230,7 @@ def test_exports_are_timed_and_compared(bench, monkeypatch, one_thread):
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes are pinned on Linux")
-@pytest.mark.parametrize("name", ["serving", "serving_deep"])
+@pytest.mark.parametrize("name", ["serving", "batching"])
 def test_servers_at_rising_rates(bench, monkeypatch, name):
     module, measured = bench("serving"), bench(name)
     mine = os.sched_getaffinity(0)

@@ -2,7 +2,10 @@
 
 from typing import Annotated
 
+import pytest
 from pydantic import BaseModel, ConfigDict, Field
+
+from helpers.exercises.harness import WrongAnswer, find
 
 
 def question(strict=True, extra="forbid", shortest=1, longest=500, least=1, most=10, default=1):
@@ -150,3 +153,16 @@ WRONG = {
         lambda status, attempt, retry_after: retry_after,
     ],
 }
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "words"),
+    [
+        (with_empty_halves, WrongAnswer, "the model was called with an empty batch"),
+        (one_by_one, WrongAnswer, "expected at most 11 calls of the model, got 33"),
+        (lambda model, samples: model(samples), ValueError, "a bad sample"),
+    ],
+)
+def test_what_is_wrong_with_the_halves(answer, error, words):
+    with pytest.raises(error, match=words):
+        find("serving.by_halves").through(answer)([None, *range(31)])

@@ -19,11 +19,13 @@ BLOCKS = HEADINGS | frozenset(
     "blockquote br dd details div dt figcaption li p pre section summary td th".split()
 )
 SILENT_TAGS = frozenset(("script", "style", "svg", "button", "label"))
-SILENT_CLASSES = frozenset(("headerlink", "cell_output", "prev-next-footer"))
+# solutions would be given away, and nobody looks for a folded check
+FOLDED = ("tag_evidence", "tag_solution")
+SILENT_CLASSES = frozenset(("headerlink", "cell_output", "prev-next-footer", *FOLDED))
 
 
 class Article(HTMLParser):
-    """The sections of a page: address, title, text; without outputs and without what is drawn."""
+    """The sections of a page: address, title, text; without outputs, drawings and folded cells."""
 
     def __init__(self, html: str):
         super().__init__()

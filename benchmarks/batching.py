@@ -18,4 +18,4 @@ LOWER = (15, 10)
 
 def measure(device: torch.device) -> records.Record:
     """Measure both servers. On a CPU, as `benchmarks/serving.py` does."""
-    return serving.compare("serving_deep", device, SIZES, SERVERS, RATES, LOWER)
+    return serving.compare("batching", device, SIZES, SERVERS, RATES, LOWER)
