@@ -47,6 +47,9 @@ def planted(modules: Iterable[str] = ()) -> list[dict]:
                 )
             found.append({"name": name, "file": file, "tests": tests_of(file)} | mistake)
     wanted = set(modules)
+    unknown = wanted - {Path(m["file"]).stem for m in found}
+    if unknown:
+        raise ValueError(f"expected modules with mistakes, such as 'load', got {sorted(unknown)}")
     return [m for m in found if not wanted or Path(m["file"]).stem in wanted]
 
 
