@@ -1,5 +1,6 @@
 """Chapter 17, drawn: the routes out of PyTorch, an ONNX graph step by step, latencies, advice."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,13 @@ def draw_latency(ax: Axes, rows: Sequence[Mapping[str, Any]], model: str, batch:
     ax.set_yticks(range(len(chosen)), [row["engine"] for row in chosen])
     ax.set(ylim=(len(chosen) - 0.5, -0.9), xscale="log", xlabel="ms per call (log scale)")
     smallest, largest = min(r["p50"][0] for r in chosen), max(r["p99"][1] for r in chosen)
-    ax.set_xlim(smallest / 1.4, largest * 1.4)
+    low, high = smallest / 1.4, largest * 1.4
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
+    ticks = [first * 10.0**power for power in decades for first in (1, 2, 5)]
+    shown = [tick for tick in ticks if low <= tick <= high]  # Matplotlib's own labels overlap
+    ax.set_xticks(shown, [f"{tick:g}" for tick in shown])
+    ax.minorticks_off()
+    ax.set_xlim(low, high)
     ax.set_title(f"{model}, batch {batch}:  dot p50,  gray line p99", loc="left", size=10)
 
 

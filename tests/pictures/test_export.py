@@ -54,6 +54,8 @@ def test_latencies_of_one_model_and_batch(ax):
     dots = [line for line in ax.lines if line.get_marker() == "o"]
     assert [line.get_color() for line in dots] == [pictures.BLUE, pictures.ORANGE]
     assert ax.get_xlim() == pytest.approx((1 / 1.4, 8 * 1.4))
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "2", "5", "10"]
+    assert not ax.get_xticklabels(minor=True)  # they would overlap
 
 
 def test_the_tree_is_shown_and_links_to_sections_that_exist(monkeypatch):
