@@ -113,7 +113,7 @@ def torchrun(
     program: str | Path,
     *arguments: object,
     ranks: int = 2,
-    timeout: float = 120.0,
+    timeout: float = 300.0,
     env: Mapping[str, str] | None = None,
     options: Sequence[str] = (),
     echo: bool = True,
@@ -171,7 +171,7 @@ def torchrun(
 
 
 def torchrun_nodes(
-    program: str | Path, *, nodes: int = 2, ranks: int = 2, timeout: float = 120.0
+    program: str | Path, *, nodes: int = 2, ranks: int = 2, timeout: float = 300.0
 ) -> list[str]:
     """Run one `torchrun --nnodes=NODES --node-rank=… --nproc-per-node=RANKS` for each node.
 
@@ -253,7 +253,7 @@ def spawn(
     function: Callable[..., Any],
     *arguments: Any,
     ranks: int = 2,
-    timeout: float = 120.0,
+    timeout: float = 300.0,
     env: Mapping[str, str] | None = None,
     echo: bool = True,
     **keywords: Any,

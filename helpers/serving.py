@@ -133,8 +133,8 @@ class Canary(BaseModel):
 def problems(errors: list[dict[str, Any]]) -> str:
     """Say in one line what is wrong with a request, and where; nothing of its content is repeated.
 
-    errors: as pydantic lists them. The default answer of FastAPI repeats the input: 784 times the
-    row, and with a NaN in it the answer itself cannot be written as JSON.
+    errors: as pydantic lists them. The default answer of FastAPI repeats each wrong input, up to
+    784 of them, and with a NaN among them the answer itself cannot be written as JSON.
     """
     lines = []
     for error in errors[:SHOWN_PROBLEMS]:
