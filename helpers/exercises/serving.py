@@ -1,12 +1,16 @@
-"""Chapter 18, exercises: a type, the longest queue, bad samples, when to send again."""
+"""Chapter 18, exercises: a type, the longest queue, bad samples, retries, a time limit."""
 
+import asyncio
+import inspect
 import math
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from helpers.batching import Closed, QueueFull
 from helpers.exercises.harness import Exercise, WrongAnswer
 
 # ---- 1: a type for a request
@@ -138,9 +142,79 @@ def _answers() -> list[tuple[int, int, float | None]]:
     return [*cases, (429, 1, 3.0), (429, 3, 1.0), (503, 3, 5.0), (422, 1, 1.0), (429, 4, 1.0)]
 
 
+# ---- 5: a time limit, and the errors of a batcher as status codes
+
+
+async def respond(batcher: Any, sample: float, seconds: float) -> tuple[int, float | None]:
+    """Return 200 and the row, or 429, 503 or 504 and None."""
+    try:
+        async with asyncio.timeout(seconds):
+            row = await batcher.predict(sample)
+    except QueueFull:
+        return 429, None
+    except Closed:
+        return 503, None
+    except TimeoutError:
+        return 504, None
+    return 200, row
+
+
+class _StandIn:
+    """A batcher that does what a case wants, and counts the calls that nobody has ended."""
+
+    def __init__(self, does: str):
+        self.does = does
+        self.waiting = 0
+
+    async def predict(self, sample: float) -> float:
+        self.waiting += 1
+        try:
+            if self.does == "is full":
+                raise QueueFull("2 samples are waiting already")
+            if self.does == "has stopped":
+                raise Closed("the batcher is not running")
+            if self.does == "fails":
+                raise ZeroDivisionError("the model")
+            if self.does == "is slow":
+                await asyncio.Event().wait()  # for ever
+            await asyncio.sleep(0)
+            return 10 * sample
+        finally:
+            self.waiting -= 1
+
+
+def _run_through(answer: Callable) -> Callable[[str, float, float], Any]:
+    """Run an answer with a batcher of that kind; a sample that still waits after it is wrong."""
+
+    async def run(does: str, sample: float, seconds: float) -> Any:
+        batcher = _StandIn(does)
+        found = answer(batcher, sample, seconds)
+        if found is ...:
+            return found
+        if not inspect.isawaitable(found):
+            raise WrongAnswer("expected a function that begins with async def")
+        found = await found
+        if found is not ... and batcher.waiting:
+            raise WrongAnswer("after the answer, the batcher still computes for this request")
+        return found
+
+    def on(does: str, sample: float, seconds: float) -> Any:
+        with ThreadPoolExecutor(1) as thread:  # the loop of the notebook is running in this one
+            return thread.submit(asyncio.run, run(does, sample, seconds)).result()
+
+    return on
+
+
+def _batchers() -> list[tuple[str, float, float]]:
+    cases = [("answers", float(sample), 30.0) for sample in (1, 2)]
+    cases += [("is full", 3.0, 30.0), ("has stopped", 4.0, 30.0)]
+    return [*cases, ("is slow", 5.0, 0.02), ("fails", 6.0, 30.0)]
+
+
 EXERCISES = {
     "question": Exercise(reference=Question, cases=_bodies, through=_checked_by),
     "largest_queue": Exercise(reference=largest_queue, cases=_limits),
     "by_halves": Exercise(reference=by_halves, cases=_batches, through=_counted),
     "wait_before_retry": Exercise(reference=wait_before_retry, cases=_answers),
+    "respond": Exercise(reference=respond, cases=_batchers, through=_run_through),
 }

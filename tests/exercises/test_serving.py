@@ -1,10 +1,12 @@
 """Answers to the exercises of chapter 18, right and wrong."""
 
+import asyncio
 from typing import Annotated
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
+from helpers.batching import Closed, QueueFull
 from helpers.exercises.harness import WrongAnswer, find
 
 
@@ -102,11 +104,60 @@ def retry(again=(429, 503, 504), last=3, base=0.5, factor=2, obey=True, add=Fals
     return wait_before_retry
 
 
+def responding(full=429, closed=503, late=504, failed=None, by=asyncio.timeout):
+    async def respond(batcher, sample, seconds):
+        try:
+            async with by(seconds):
+                return 200, await batcher.predict(sample)
+        except QueueFull:
+            return full, None
+        except Closed:
+            return closed, None
+        except TimeoutError:
+            return late, None
+        except ZeroDivisionError:
+            if failed is None:
+                raise
+            return failed, None
+
+    return respond
+
+
+async def with_wait_for(batcher, sample, seconds):
+    try:
+        row = await asyncio.wait_for(batcher.predict(sample), timeout=seconds)
+    except QueueFull:
+        return 429, None
+    except Closed:
+        return 503, None
+    except TimeoutError:
+        return 504, None
+    return 200, row
+
+
+async def leaves_it_waiting(batcher, sample, seconds):
+    task = asyncio.create_task(batcher.predict(sample))
+    done, _ = await asyncio.wait([task], timeout=seconds)
+    if not done:
+        return 504, None
+    try:
+        return 200, task.result()
+    except QueueFull:
+        return 429, None
+    except Closed:
+        return 503, None
+
+
+def not_async(batcher, sample, seconds):
+    return 200, 10 * sample
+
+
 RIGHT = {
     "question": [question()],
     "by_halves": [halves(), halves(upper=True)],
     "largest_queue": [queue()],
     "wait_before_retry": [retry()],
+    "respond": [responding(), with_wait_for],
 }
 
 WRONG = {
@@ -152,6 +203,14 @@ WRONG = {
         retry(add=True),
         lambda status, attempt, retry_after: retry_after,
     ],
+    "respond": [
+        responding(full=503),
+        responding(closed=500),
+        responding(late=500),
+        responding(failed=500),
+        leaves_it_waiting,
+        not_async,
+    ],
 }
 
 
@@ -166,3 +225,20 @@ WRONG = {
 def test_what_is_wrong_with_the_halves(answer, error, words):
     with pytest.raises(error, match=words):
         find("serving.by_halves").through(answer)([None, *range(31)])
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (leaves_it_waiting, "after the answer, the batcher still computes for this request"),
+        (not_async, "expected a function that begins with async def"),
+    ],
+)
+def test_what_is_wrong_with_a_response(answer, words):
+    with pytest.raises(WrongAnswer, match=words):
+        find("serving.respond").through(answer)("is slow", 1.0, 0.02)
+
+
+def test_an_error_of_the_model_is_passed_on():
+    with pytest.raises(ZeroDivisionError, match="the model"):
+        find("serving.respond").through(responding())("fails", 1.0, 30.0)
