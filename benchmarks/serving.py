@@ -29,7 +29,7 @@ from typing import Any
 import httpx
 import torch
 
-from helpers import data, environment, load, serving, timing
+from helpers import data, environment, serving, serving_load, timing
 from helpers import torchserve_digits as torchserve
 from helpers.page import records
 from helpers.server_process import ServerProcess, free_port, running, serving_command
@@ -119,7 +119,7 @@ def at_rising_rates(
     url: str, images: list, server: str, number: int, rates: Rates, lower: Rates
 ) -> Iterator[dict]:
     """Measure one server until two rates in a row are not held, or lower ones until one is."""
-    load.load_test(url, images, rate=WARM_UP[0], seconds=WARM_UP[1])
+    serving_load.load_test(url, images, rate=WARM_UP[0], seconds=WARM_UP[1])
     failed = 0
     for rate in rates:
         measured = reading(url, images, server, number, rate)
@@ -143,7 +143,7 @@ def reading(url: str, images: list, server: str, number: int, rate: float) -> di
     taken = []
     for _ in range(TRIES):
         settle(url, images)
-        found = load.summary(load.load_test(url, images, rate=rate, seconds=seconds, seed=number))
+        found = serving_load.summary(serving_load.load_test(url, images, rate=rate, seconds=seconds, seed=number))
         print(f"{server}, round {number}, {rate}/s: {found}", flush=True)
         taken.append(found)
         if found["client late by"] <= LATE_MS:

@@ -8,7 +8,7 @@ import urllib.request
 import pytest
 import torch
 
-from helpers import load, serving
+from helpers import serving, serving_load
 from helpers.server_process import free_port, running
 
 
@@ -44,7 +44,7 @@ def test_answers_under_load_are_those_of_the_model(server, model):
     images = torch.randint(256, (16, 28, 28))
     with torch.inference_mode():
         right = model[0](images.float()).argmax(1).tolist()
-    replies = load.load_test(f"{server.url}/predict", images.tolist(), rate=100, seconds=1)
+    replies = serving_load.load_test(f"{server.url}/predict", images.tolist(), rate=100, seconds=1)
     assert [r.status for r in replies] == [200] * len(replies)
     assert [r.digit for r in replies] == [right[r.image] for r in replies]
 

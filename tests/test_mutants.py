@@ -17,8 +17,8 @@ def test_there_are_enough_and_each_fits_its_module():
 def test_modules_can_be_chosen():
     files = {mistake["file"] for mistake in mutants.planted(["data", "ledger"])}
     assert files == {"helpers/data.py", "helpers/page/ledger.py"}
-    with pytest.raises(ValueError, match=r"such as 'load', got \['helpers/load.py'\]"):
-        mutants.planted(["data", "helpers/load.py"])
+    with pytest.raises(ValueError, match=r"such as 'serving', got \['helpers/serving.py'\]"):
+        mutants.planted(["data", "helpers/serving.py"])
 
 
 @pytest.mark.parametrize(

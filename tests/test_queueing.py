@@ -8,13 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import load, queueing
+from helpers import queueing, serving_load
 from helpers.batching import Batcher
 
 
 @pytest.mark.parametrize(("rate", "service"), [(50, 0.01), (80, 0.01), (1, 0.5)])
 def test_the_simulation_of_one_at_a_time_is_the_formula(rate, service):
-    times = load.arrivals(rate, 200_000 / rate, seed=0)
+    times = serving_load.arrivals(rate, 200_000 / rate, seed=0)
     latencies, sizes = queueing.simulate(times, lambda n: service, max_batch=1, max_wait=0)
     mean = sum(latencies) / len(latencies)
     assert set(sizes) == {1}

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from safetensors.torch import save_file
 from torch import nn
 
-from helpers import data, load, mnist, serving
+from helpers import data, mnist, serving, serving_load
 from helpers.server_process import free_port, running, serving_command
 from helpers.serving import DigitReader, Routing, Settings
 
@@ -594,18 +594,18 @@ def test_a_graceful_stop_loses_nothing_that_was_accepted(files, images, right):
     """Under load, several times: every accepted request is answered, and the client has it."""
     for seed in range(2):
         with start(files, "--drain", "0.3") as server:
-            going = load.start_load(f"{server.url}/predict", images, rate=150, seconds=3, seed=seed)
+            going = serving_load.start_load(f"{server.url}/predict", images, rate=150, seconds=3, seed=seed)
             wait_for_answers(server, 100)
             server.ask_to_stop()
             with going:
-                replies = load.collect(going)
+                replies = serving_load.collect(going)
             server.process.wait(10)
             printed = server.printed()
         answered = [reply for reply in replies if reply.status == 200]
         assert f"stopped: accepted {len(answered)}, answered {len(answered)}" in printed
         assert all(reply.digit == right[reply.image] for reply in answered)
         assert 100 <= len(answered) < len(replies)
-        assert {reply.status for reply in replies} == {200, load.LOST}
+        assert {reply.status for reply in replies} == {200, serving_load.LOST}
 
 
 def test_a_client_that_hangs_up_takes_no_place(files):
@@ -624,15 +624,15 @@ def test_a_client_that_hangs_up_takes_no_place(files):
 
 def test_a_killed_server_is_an_error_and_never_a_wrong_answer(files, images, right):
     with start(files) as server:
-        going = load.start_load(f"{server.url}/predict", images, rate=150, seconds=3)
+        going = serving_load.start_load(f"{server.url}/predict", images, rate=150, seconds=3)
         wait_for_answers(server, 100)
         server.kill()
         with going:
-            replies = load.collect(going)
+            replies = serving_load.collect(going)
     answered = [reply for reply in replies if reply.status == 200]
     assert 100 <= len(answered) < len(replies)
     assert all(reply.digit == right[reply.image] for reply in answered)
-    assert {reply.status for reply in replies} == {200, load.LOST}
+    assert {reply.status for reply in replies} == {200, serving_load.LOST}
 
 
 def test_a_second_signal_leaves_at_once():

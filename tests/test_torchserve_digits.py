@@ -7,7 +7,7 @@ import urllib.request
 import pytest
 import torch
 
-from helpers import load, serving
+from helpers import serving, serving_load
 from helpers import torchserve_digits as ts
 from helpers.server_process import free_port, running
 from tests.test_litserve_digits import post
@@ -87,13 +87,13 @@ def test_two_versions_in_one_torchserve(tmp_path):
             assert "registered" in ts.register(management, f"digits-{version}.mar")
         for version in models:
             path = f"/predictions/digits/{version}"
-            replies = load.load_test(inference + path, images.tolist(), rate=100, seconds=2)
+            replies = serving_load.load_test(inference + path, images.tolist(), rate=100, seconds=2)
             assert {r.status for r in replies} == {200}
             assert all(r.digit == expected[version][r.image] for r in replies)
         default = f"{management}/models/digits/2.0/set-default"
         request = urllib.request.Request(default, method="PUT")
         urllib.request.urlopen(request, timeout=20).close()
-        replies = load.load_test(
+        replies = serving_load.load_test(
             f"{inference}/predictions/digits", images.tolist(), rate=20, seconds=1
         )
         assert all(r.digit == expected["2.0"][r.image] for r in replies)

@@ -10,12 +10,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from helpers import load
-from helpers.load import Reply
+from helpers import serving_load
+from helpers.serving_load import Reply
 
 
 def test_arrivals_are_a_poisson_process():
-    times = np.array(load.arrivals(500, 20, seed=1))
+    times = np.array(serving_load.arrivals(500, 20, seed=1))
     gaps = np.diff(times)
     assert (gaps > 0).all() and times[-1] < 20
     # five standard deviations: of a Poisson count, of the mean and variance of exponential gaps
@@ -25,40 +25,40 @@ def test_arrivals_are_a_poisson_process():
 
 
 def test_the_same_seed_gives_the_same_times():
-    assert load.arrivals(50, 2, 3) == load.arrivals(50, 2, 3) != load.arrivals(50, 2, 4)
+    assert serving_load.arrivals(50, 2, 3) == serving_load.arrivals(50, 2, 3) != serving_load.arrivals(50, 2, 4)
 
 
 @pytest.mark.parametrize("rate, seconds", [(0, 1), (-1, 1), (1, 0)])
 def test_senseless_loads_are_refused(rate, seconds):
     with pytest.raises(ValueError, match="expected a positive rate and duration"):
-        load.arrivals(rate, seconds, 0)
+        serving_load.arrivals(rate, seconds, 0)
     if seconds:
         with pytest.raises(ValueError, match="expected a positive rate and duration"):
-            load.start_load("http://127.0.0.1:9", [], rate=rate, seconds=seconds)
+            serving_load.start_load("http://127.0.0.1:9", [], rate=rate, seconds=seconds)
 
 
 @pytest.mark.parametrize("q", [0.5, 0.9, 0.99])
 def test_percentiles_as_numpy_counts_them(q):
     values = np.random.default_rng(0).exponential(size=2345)
-    assert load.percentile(values.tolist(), q) == np.quantile(values, q, method="inverted_cdf")
+    assert serving_load.percentile(values.tolist(), q) == np.quantile(values, q, method="inverted_cdf")
 
 
 def test_a_percentile_is_one_of_the_values():
-    assert load.percentile(list(range(1, 1001)), 0.99) == 990
-    assert load.percentile(list(range(20)), 0.5) == 9
+    assert serving_load.percentile(list(range(1, 1001)), 0.99) == 990
+    assert serving_load.percentile(list(range(20)), 0.5) == 9
 
 
 @pytest.mark.parametrize(("q", "needed"), [(0.5, 20), (0.9, 100), (0.99, 1000), (0.999, 10_000)])
 def test_too_few_values_are_refused(q, needed):
-    load.percentile([1.0] * needed, q)
+    serving_load.percentile([1.0] * needed, q)
     with pytest.raises(ValueError, match=f"needs {needed} values, got {needed - 1}"):
-        load.percentile([1.0] * (needed - 1), q)
+        serving_load.percentile([1.0] * (needed - 1), q)
 
 
 @pytest.mark.parametrize("q", [0, 1, 99])
 def test_a_share_is_between_0_and_1(q):
     with pytest.raises(ValueError, match="expected a share between 0 and 1"):
-        load.percentile([1.0] * 2000, q)
+        serving_load.percentile([1.0] * 2000, q)
 
 
 def test_the_range_holds_the_percentile_as_often_as_it_says():
@@ -66,7 +66,7 @@ def test_the_range_holds_the_percentile_as_often_as_it_says():
     true = -math.log(0.01)
     held = 0
     for _ in range(400):
-        low, high = load.percentile_range(generator.exponential(size=1500).tolist(), 0.99)
+        low, high = serving_load.percentile_range(generator.exponential(size=1500).tolist(), 0.99)
         held += low <= true <= high
     # coverage is at least 0.95; five standard deviations of 400 trials below it
     assert held / 400 > 0.95 - 5 * math.sqrt(0.95 * 0.05 / 400)
@@ -79,14 +79,14 @@ def test_latency_counts_from_the_schedule():
 def test_a_summary():
     good = [Reply(0, n / 100, n / 100, n / 100 + 0.005, 200, 1) for n in range(1000)]
     bad = [Reply(0, 1.0, 1.2, 11.0, 429, None), Reply(0, 1.0, 1.0, 1.0, load.LOST, None)]
-    found = load.summary(good + bad)
+    found = serving_load.summary(good + bad)
     assert found["statuses"] == {200: 1000, 429: 1, 0: 1} and found["sent"] == 1002
     assert found["rate"] == 1000 / 11
     assert found["p50"] == pytest.approx(5) and found["p99"] == pytest.approx(5)
     assert found["client late by"] == pytest.approx(200)
-    few = load.summary(good[:999])
+    few = serving_load.summary(good[:999])
     assert few["p99"] is None and few["p50"] is not None
-    assert load.summary([])["rate"] == 0
+    assert serving_load.summary([])["rate"] == 0
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_summary():
     ],
 )
 def test_the_highest_rate(tested, expected):
-    assert load.highest_rate(tested) == expected
+    assert serving_load.highest_rate(tested) == expected
 
 
 class Echo(BaseHTTPRequestHandler):
@@ -166,12 +166,12 @@ def test_the_loop_is_open(echo):
 
 
 def test_a_second_process(echo):
-    replies = load.load_test(echo, [[[0]], [[1]]], rate=60, seconds=0.5, seed=2)
-    assert [r.scheduled for r in replies] == load.arrivals(60, 0.5, 2)
+    replies = serving_load.load_test(echo, [[[0]], [[1]]], rate=60, seconds=0.5, seed=2)
+    assert [r.scheduled for r in replies] == serving_load.arrivals(60, 0.5, 2)
     assert all(r.digit == r.image and r.version == "v1" for r in replies)
 
 
 def test_a_client_that_fails_is_noticed(echo):
-    with load.start_load(echo, [], rate=10, seconds=0.5) as client:  # nothing to send
+    with serving_load.start_load(echo, [], rate=10, seconds=0.5) as client:  # nothing to send
         with pytest.raises(RuntimeError, match="client of the load test ended with 1"):
-            load.collect(client)
+            serving_load.collect(client)

@@ -145,7 +145,7 @@ def start_load(
     """Start the client of `load_test` and return at once; `collect` waits for its replies."""
     arrivals(rate, 1, seed)  # complain here, not in the other process
     job = {"url": url, "images": list(images), "rate": rate, "seconds": seconds, "seed": seed}
-    command = [sys.executable, "-m", "helpers.load", "--timeout", str(timeout)]
+    command = [sys.executable, "-m", "helpers.serving_load", "--timeout", str(timeout)]
     client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     client.stdin.write(json.dumps(job))
     client.stdin.close()
