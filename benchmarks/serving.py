@@ -143,7 +143,9 @@ def reading(url: str, images: list, server: str, number: int, rate: float) -> di
     taken = []
     for _ in range(TRIES):
         settle(url, images)
-        found = serving_load.summary(serving_load.load_test(url, images, rate=rate, seconds=seconds, seed=number))
+        found = serving_load.summary(
+            serving_load.load_test(url, images, rate=rate, seconds=seconds, seed=number)
+        )
         print(f"{server}, round {number}, {rate}/s: {found}", flush=True)
         taken.append(found)
         if found["client late by"] <= LATE_MS:

@@ -39,7 +39,7 @@
     18_serving         serving         the server: checks, limits, versions, metrics, graceful stop
                        batching        an asyncio batcher: one call of the model for many requests
                        server_process  a server started, waited for and stopped with its children
-                       load            a load test at scheduled times, percentiles and their range
+    18_serving_load    serving_load    a load test at scheduled times, percentiles and their range
                        queueing        how long requests wait: M/D/1, the batcher simulated, costs
                        litserve_digits  the same model on LitServe
                        ray_digits      the same model on Ray Serve

@@ -49,7 +49,9 @@ def planted(modules: Iterable[str] = ()) -> list[dict]:
     wanted = set(modules)
     unknown = wanted - {Path(m["file"]).stem for m in found}
     if unknown:
-        raise ValueError(f"expected modules with mistakes, such as 'serving', got {sorted(unknown)}")
+        raise ValueError(
+            f"expected modules with mistakes, such as 'serving', got {sorted(unknown)}"
+        )
     return [m for m in found if not wanted or Path(m["file"]).stem in wanted]
 
 

@@ -25,7 +25,9 @@ def test_ray_serves_the_model(tmp_path):
     command = [sys.executable, "-m", "helpers.ray_digits", str(port)]
     environment = {"DIGITS_MODEL": str(tmp_path / "v1.safetensors"), "OMP_NUM_THREADS": "1"}
     with running(command, port=port, environment=environment) as server:
-        replies = serving_load.load_test(f"{server.url}/predict", images.tolist(), rate=50, seconds=2)
+        replies = serving_load.load_test(
+            f"{server.url}/predict", images.tolist(), rate=50, seconds=2
+        )
         bad = post(f"{server.url}/predict", {"pixels": [[0]]})
     assert [(r.status, r.digit) for r in replies] == [(200, right[r.image]) for r in replies]
     assert bad[0] == 422 and "List should have at least 28" in bad[1]["detail"]

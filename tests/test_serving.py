@@ -594,7 +594,9 @@ def test_a_graceful_stop_loses_nothing_that_was_accepted(files, images, right):
     """Under load, several times: every accepted request is answered, and the client has it."""
     for seed in range(2):
         with start(files, "--drain", "0.3") as server:
-            going = serving_load.start_load(f"{server.url}/predict", images, rate=150, seconds=3, seed=seed)
+            going = serving_load.start_load(
+                f"{server.url}/predict", images, rate=150, seconds=3, seed=seed
+            )
             wait_for_answers(server, 100)
             server.ask_to_stop()
             with going:

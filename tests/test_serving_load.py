@@ -25,7 +25,11 @@ def test_arrivals_are_a_poisson_process():
 
 
 def test_the_same_seed_gives_the_same_times():
-    assert serving_load.arrivals(50, 2, 3) == serving_load.arrivals(50, 2, 3) != serving_load.arrivals(50, 2, 4)
+    assert (
+        serving_load.arrivals(50, 2, 3)
+        == serving_load.arrivals(50, 2, 3)
+        != serving_load.arrivals(50, 2, 4)
+    )
 
 
 @pytest.mark.parametrize("rate, seconds", [(0, 1), (-1, 1), (1, 0)])
@@ -40,7 +44,9 @@ def test_senseless_loads_are_refused(rate, seconds):
 @pytest.mark.parametrize("q", [0.5, 0.9, 0.99])
 def test_percentiles_as_numpy_counts_them(q):
     values = np.random.default_rng(0).exponential(size=2345)
-    assert serving_load.percentile(values.tolist(), q) == np.quantile(values, q, method="inverted_cdf")
+    assert serving_load.percentile(values.tolist(), q) == np.quantile(
+        values, q, method="inverted_cdf"
+    )
 
 
 def test_a_percentile_is_one_of_the_values():
@@ -78,7 +84,7 @@ def test_latency_counts_from_the_schedule():
 
 def test_a_summary():
     good = [Reply(0, n / 100, n / 100, n / 100 + 0.005, 200, 1) for n in range(1000)]
-    bad = [Reply(0, 1.0, 1.2, 11.0, 429, None), Reply(0, 1.0, 1.0, 1.0, load.LOST, None)]
+    bad = [Reply(0, 1.0, 1.2, 11.0, 429, None), Reply(0, 1.0, 1.0, 1.0, serving_load.LOST, None)]
     found = serving_load.summary(good + bad)
     assert found["statuses"] == {200: 1000, 429: 1, 0: 1} and found["sent"] == 1002
     assert found["rate"] == 1000 / 11
@@ -146,7 +152,7 @@ def bodies(count):
 
 def test_each_reply_belongs_to_its_request(echo):
     times = [0.01 * n for n in range(12)]
-    replies = asyncio.run(load.send_all(echo, bodies(4), times))
+    replies = asyncio.run(serving_load.send_all(echo, bodies(4), times))
     assert [(r.image, r.digit) for r in replies] == [(n % 4, n % 4) for n in range(12)]
     assert [r.status for r in replies] == [200, 200, 200, 422] * 3
     assert [r.scheduled for r in replies] == times
@@ -154,14 +160,14 @@ def test_each_reply_belongs_to_its_request(echo):
 
 
 def test_half_an_answer_and_a_late_one_are_lost(echo):
-    replies = asyncio.run(load.send_all(echo, bodies(6)[4:], [0, 0], timeout=0.5))
-    assert [(r.status, r.digit) for r in replies] == [(load.LOST, None)] * 2
+    replies = asyncio.run(serving_load.send_all(echo, bodies(6)[4:], [0, 0], timeout=0.5))
+    assert [(r.status, r.digit) for r in replies] == [(serving_load.LOST, None)] * 2
 
 
 def test_the_loop_is_open(echo):
     """A slow answer holds up nothing that is scheduled later."""
     slow_first = [bodies(6)[5], bodies(6)[0]]
-    slow, quick = asyncio.run(load.send_all(echo, slow_first, [0.0, 0.05]))
+    slow, quick = asyncio.run(serving_load.send_all(echo, slow_first, [0.0, 0.05]))
     assert slow.finished > 1.4 and quick.finished < 1.0
 
 

@@ -1,11 +1,10 @@
-"""Chapter 18, drawn: the time of a batch, requests on their way through the batcher, rates."""
+"""Chapter 18, drawn: the time of a batch, requests on their way through the batcher."""
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle
 
 from matplotlib.axes import Axes
 
-from helpers.pictures.draw import BLUE, GRAY, GREEN, ORANGE, PINK, YELLOW
+from helpers.pictures.draw import BLUE, GRAY, GREEN, ORANGE
 
 
 def draw_curve(ax: Axes, times: Mapping[int, Sequence[float]]) -> None:
@@ -56,18 +55,3 @@ def draw_requests(
     ax.set_xlabel("ms")
     ax.set_ylabel("request")
     ax.set_title(title, fontsize=10, color=GRAY)
-
-
-def draw_rates(
-    ax: Axes, measured: Mapping[str, Sequence[tuple[float, float]]], limit: float
-) -> None:
-    """Draw p99 in ms against the rate of arrival, a line for each server, and the limit."""
-    colors = (GRAY, BLUE, ORANGE, GREEN, YELLOW, PINK, "#56B4E9", "black")
-    for (name, points), color, marker in zip(measured.items(), cycle(colors), cycle("os^vD")):
-        rates, p99 = zip(*sorted(points), strict=True)
-        ax.plot(rates, p99, marker=marker, ms=4, color=color, label=name)
-    ax.axhline(limit, color=GRAY, lw=0.8, ls="--")
-    ax.set_yscale("log")
-    ax.set_xlabel("requests/s")
-    ax.set_ylabel("p99, ms")
-    ax.legend(frameon=False, fontsize=8)
