@@ -58,8 +58,9 @@ class Place:
 
 @contextmanager
 def process_group(backend: str | None = None, timeout: float = 60.0) -> Iterator[Place]:
-    """Join the group that the launcher's environment variables describe, and leave it in any case.
+    """Join the group that the launcher's environment variables describe, and leave it at the end.
 
+    After an error it is left with gloo only: with nccl, leaving may wait for the other ranks.
     backend: None takes nccl where there is CUDA, each rank on the GPU of its *local* rank, and
     gloo elsewhere. timeout: seconds that a collective waits for the other ranks (with nccl: for
     the GPU to finish it). Raises RuntimeError without a launcher, ValueError for too few GPUs.
@@ -101,9 +102,17 @@ def process_group(backend: str | None = None, timeout: float = 60.0) -> Iterator
     )
     try:
         yield Place(rank, world_size, local_rank, device)
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    except BaseException:
+        _leave_after_error()
+        raise
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _leave_after_error() -> None:
+    """Leave the group unless that may wait for the other ranks, as it may with nccl."""
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        dist.destroy_process_group()
 
 
 # torchrun, from a notebook
@@ -171,9 +180,9 @@ def torchrun(
 
 
 def torchrun_nodes(
-    program: str | Path, *, nodes: int = 2, ranks: int = 2, timeout: float = 300.0
+    program: str | Path, *, nodes: int = 2, per_node: int = 2, timeout: float = 300.0
 ) -> list[str]:
-    """Run one `torchrun --nnodes=NODES --node-rank=… --nproc-per-node=RANKS` for each node.
+    """Run one `torchrun --nnodes=NODES --node-rank=… --nproc-per-node=PER_NODE` for each node.
 
     All of them on this machine, which plays the nodes; they meet at a port that was free a moment
     ago. No restarts: this rendezvous is static (see `_environment`). Returns for each node what its
@@ -184,7 +193,8 @@ def torchrun_nodes(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}"]
-    command += [f"--nproc-per-node={ranks}", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    command += [f"--nproc-per-node={per_node}"]
+    command += ["--master-addr=127.0.0.1", f"--master-port={port}"]
     deadline = time.monotonic() + timeout
     processes = []
     with tempfile.TemporaryDirectory(prefix="torchrun-") as folder:
@@ -217,12 +227,12 @@ def torchrun_nodes(
             if code:
                 report = Path(folder, f"{node}.txt").read_text("utf-8", "replace")
                 raise RuntimeError(f"node {node} ended with exit code {code}:\n{report}")
-        return [_printed(Path(folder, str(node)), ranks) for node in range(nodes)]
+        return [_printed(Path(folder, str(node)), per_node) for node in range(nodes)]
 
 
-def _printed(logs: Path, ranks: int) -> str:
+def _printed(logs: Path, per_node: int) -> str:
     """Return what the processes of a node have printed: LOGS/ID/attempt_0/LOCAL_RANK/stdout.log."""
-    files = [next(logs.glob(f"*/attempt_0/{rank}/stdout.log")) for rank in range(ranks)]
+    files = [next(logs.glob(f"*/attempt_0/{local}/stdout.log")) for local in range(per_node)]
     return "".join(file.read_text("utf-8") for file in files)
 
 
@@ -370,10 +380,10 @@ def _be_rank(job: bytes, variables: dict[str, str], result: Connection, prints: 
     except BaseException as error:  # also SystemExit: it is reported, and raised in the parent
         text = "".join(traceback.format_exception(error.with_traceback(_inside(error))))
         result.send_bytes(b"-" + pickle.dumps((text, time.time_ns())))
+        _leave_after_error()
         sys.exit(1)
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _to_cpu(tensor: Tensor) -> Tensor:

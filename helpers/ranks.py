@@ -36,6 +36,7 @@ class RankError(RuntimeError):
     """A rank failed. `rank`, `exitcode` (-9: killed by signal 9), `traceback`, `output`.
 
     `tracebacks`: for each rank that failed the lines of the program itself, see `own_lines`.
+    `report`: torchrun's report about all ranks, see `short_report`; empty after `spawn`.
     """
 
     def __init__(self, failures: Sequence["Failure"], ranks: int, output: Output | None):
@@ -44,6 +45,7 @@ class RankError(RuntimeError):
         self.output = output
         ordered = sorted(failures, key=lambda failure: failure.rank)
         self.tracebacks = {f.rank: own_lines(f.traceback) for f in ordered}
+        self.report = short_report(output.launcher) if output else ""
         lines = [f"rank {first.rank} of {ranks} {first.how()}", first.traceback.strip()]
         lines += [f"then rank {f.rank} {f.how()}: {f.last_line()}".rstrip(": ") for f in others]
         super().__init__("\n".join(line for line in lines if line))
@@ -142,6 +144,20 @@ def own_lines(traceback: str) -> str:
         if not inside and line.strip(" ~^"):
             kept.append(line)
     return "\n".join(kept)
+
+
+RULE = re.compile(r"^={9,}$", re.MULTILINE)  # above and below torchrun's report
+
+
+def short_report(launcher: str) -> str:
+    """Return torchrun's report from all that it printed, with tracebacks as in `own_lines`."""
+    rules = list(RULE.finditer(launcher))
+    if len(rules) < 2:
+        return ""
+    text = launcher[rules[-2].start() : rules[-1].end()]
+    text = re.sub(r"^  ", "", text, flags=re.MULTILINE)  # as own_lines expects a traceback
+    text = re.sub(r"(error_file: )\S+?/(\d+/error\.json)", r"\1…/\2", text)
+    return own_lines(text)
 
 
 # What they print

@@ -205,7 +205,7 @@ def test_the_lines_of_a_node_are_not_mixed(tmp_path):
         "import os\nfor _ in range(200):\n    print('rank', os.environ['RANK'], 'of', 'two')\n",
         encoding="utf-8",
     )
-    (printed,) = distributed.torchrun_nodes(program, nodes=1, ranks=2)
+    (printed,) = distributed.torchrun_nodes(program, nodes=1, per_node=2)
     assert printed.splitlines() == ["rank 0 of two"] * 200 + ["rank 1 of two"] * 200
 
 
@@ -281,3 +281,17 @@ def test_the_group_is_left_in_any_case(monkeypatch, tmp_path):
             assert dist.is_initialized() and place.world_size == 1
             {}["key"]
     assert not dist.is_initialized()
+
+
+def test_after_an_error_nccl_is_not_left(monkeypatch):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for name, value in distributed._launcher_variables(store.port, 1).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(KeyError, match="key"):
+        with distributed.process_group("gloo"):
+            monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
+            {}["key"]
+    assert dist.is_initialized()
+    dist.destroy_process_group()

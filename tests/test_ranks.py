@@ -71,6 +71,48 @@ def test_torchrun_s_report_is_read():
     assert second == ranks.Failure(0, -15, "", 0, False)
 
 
+WIDE = "=" * 60
+REPORT_WITH_TRACEBACK = f"""E1124 10:00:00 api.py:1002] failed
+ChildFailedError:
+{WIDE}
+train.py FAILED
+{"-" * 60}
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  error_file: /tmp/torchelastic_x/none_y/attempt_0/1/error.json
+  traceback : Traceback (most recent call last):
+    File "/v/site-packages/torch/errors.py", line 384, in wrapper
+      result = f(*args, **kwargs)
+               ^^^^^^^^^^^^^^^^^^
+    File "/home/me/train.py", line 16, in main
+      dist.all_reduce(torch.ones(1))
+  RuntimeError: [/w/gloo/pair.cc:561] Connection closed by peer
+  
+{WIDE}
+"""
+
+
+def test_torchrun_s_report_is_shortened():
+    output = ranks.Output({0: "", 1: ""}, REPORT_WITH_TRACEBACK, 1.0)
+    assert ranks.RankError([failure(1, LOST)], 2, output).report.splitlines() == [
+        WIDE,
+        "train.py FAILED",
+        "-" * 60,
+        "Root Cause (first observed failure):",
+        "[0]:",
+        "rank      : 1 (local_rank: 1)",
+        "error_file: …/1/error.json",
+        "traceback : Traceback (most recent call last):",
+        '  File "train.py", line 16, in main',
+        "    dist.all_reduce(torch.ones(1))",
+        "RuntimeError: [pair.cc:561] Connection closed by peer",
+        WIDE,
+    ]
+    assert ranks.short_report("torchrun: error\n") == ""
+    assert ranks.RankError([failure(1, LOST)], 2, None).report == ""
+
+
 def test_a_cell_that_ends_with_torchrun_shows_the_lines_only_once():
     output = ranks.Output({0: "one\n"}, "", 1.0)
     assert DisplayFormatter().format(output) == ({}, {})

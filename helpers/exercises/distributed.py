@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from helpers.exercises.harness import Exercise, of_each_rank
+from helpers.exercises.harness import Exercise, WrongAnswer, of_each_rank
 
 # ---- 1 and 4: a letter for each question; 2 and 3: what each rank has returned
 
@@ -16,8 +16,30 @@ def _at(answer: Any) -> Callable[[Any], Any]:
     return answer if callable(answer) else answer.__getitem__
 
 
+def _rank_and_cause(answer: Any) -> Callable[[Any], Any]:
+    """Return what was found about a run; the rank as text, for it may be None."""
+
+    def found(run: str) -> Any:
+        given = _at(answer)(run)
+        if given is ...:
+            return ...
+        if not isinstance(given, (tuple, list)) or len(given) != 2:
+            raise WrongAnswer('expected two things, the rank and the cause, such as (2, "memory")')
+        rank, cause = given
+        if rank is ... or cause is ...:
+            return ...
+        if cause not in CAUSES:
+            raise WrongAnswer(f"expected a cause, one of {', '.join(CAUSES)}, got {cause!r}")
+        return str(rank), cause
+
+    return found
+
+
 def parallel(rank: int) -> list[float]:
-    """Train task.py of the chapter for an epoch in one process; a rank has half of the samples."""
+    """Train task.py of the chapter for an epoch in one process; a rank has half of the samples.
+
+    Return four weights, the number of samples and the last loss, that of all 16 samples.
+    """
     torch.manual_seed(0)
     first = nn.Linear(8, 16, dtype=torch.float64)
     model = nn.Sequential(first, nn.Tanh(), nn.Linear(16, 1, dtype=torch.float64))
@@ -26,9 +48,10 @@ def parallel(rank: int) -> list[float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for inputs, targets in zip(x.split(16), y.split(16), strict=True):
         optimizer.zero_grad()
-        F.mse_loss(model(inputs), targets).backward()
+        loss = F.mse_loss(model(inputs), targets)
+        loss.backward()
         optimizer.step()
-    return [*first.weight[0, :4].tolist(), len(x) // 2]
+    return [*first.weight[0, :4].tolist(), len(x) // 2, loss.item()]
 
 
 COLLECTIVE = {
@@ -38,7 +61,8 @@ COLLECTIVE = {
     "D": "reduce_scatter",
     "E": "barrier",
 }
-CULPRIT = {"A": 3, "B": 1, "C": 0}
+CAUSES = ("batches", "branch", "memory", "order")
+CULPRIT = {"A": (3, "memory"), "B": (1, "batches"), "C": (0, "branch"), "D": (None, "order")}
 
 EXERCISES = {
     "collective": Exercise(
@@ -48,5 +72,7 @@ EXERCISES = {
         reference=[200.0, 100.0], through=of_each_rank(2), cases=lambda: [(0,), (1,)]
     ),
     "parallel": Exercise(reference=parallel, through=of_each_rank(2), cases=lambda: [(0,), (1,)]),
-    "culprit": Exercise(reference=CULPRIT, through=_at, cases=lambda: [(key,) for key in CULPRIT]),
+    "culprit": Exercise(
+        reference=CULPRIT, through=_rank_and_cause, cases=lambda: [(key,) for key in CULPRIT]
+    ),
 }

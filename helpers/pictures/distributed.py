@@ -1,6 +1,7 @@
-"""Chapter 14, drawn: one step on several ranks, collectives, where ranks run, buckets in time."""
+"""Chapter 14, drawn: a step on several ranks, who waits for whom, collectives, nodes, buckets."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -47,6 +48,94 @@ def draw_step(ax: Axes, ranks: int) -> None:
     terms = " + ".join(f"grad {rank}" for rank in range(ranks))
     mean = f"({terms}) / {ranks}" if ranks > 1 else terms
     box(ax, (8, 0.4), mean, SUM, size=(15.6, 0.9))
+
+
+# Who waits for whom
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a process in the picture: in which lane, from which column to which."""
+
+    lane: int
+    start: int
+    end: int
+    text: str
+    state: str = "runs"  # or "waits", or "never" for a call that is not reached
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The lanes from top to bottom, their calls, and which call waits for which (their indices)."""
+
+    lanes: tuple[str, ...]
+    calls: tuple[Call, ...]
+    waits_for: tuple[tuple[int, int], ...]
+
+
+WAITING = {
+    "late": Scene(
+        lanes=("rank 0", "rank 1"),
+        calls=(
+            Call(0, 0, 1, "sleep"),
+            Call(0, 1, 2, "send to 1"),
+            Call(1, 0, 2, "recv from 0", "waits"),
+        ),
+        waits_for=((2, 1),),
+    ),
+    "both_receive": Scene(
+        lanes=("rank 0", "rank 1"),
+        calls=(
+            Call(0, 0, 1, "recv from 1", "waits"),
+            Call(0, 1, 2, "send to 1", "never"),
+            Call(1, 0, 1, "recv from 0", "waits"),
+            Call(1, 1, 2, "send to 0", "never"),
+        ),
+        waits_for=((0, 3), (2, 1)),
+    ),
+    "mismatch": Scene(
+        lanes=("rank 0", "ranks 1, 2"),
+        calls=(
+            Call(0, 0, 1, "all_reduce", "waits"),
+            Call(0, 1, 2, "barrier", "never"),
+            Call(1, 0, 1, "(no all_reduce)", "never"),
+            Call(1, 1, 2, "barrier", "waits"),
+        ),
+        waits_for=((0, 2), (3, 1)),
+    ),
+}
+
+
+def draw_waiting(ax: Axes, name: str) -> None:
+    """Draw a scene of `WAITING`: a lane for each process, time to the right, arrows of waiting.
+
+    Raises ValueError for a name that is none of them.
+    """
+    if name not in WAITING:
+        raise ValueError(f"expected a scene, one of {', '.join(WAITING)}, got {name!r}")
+    scene = WAITING[name]
+    frame(ax, (-1.6, 10.2), (-0.7, 4.4), equal=False)
+    for lane, text in enumerate(scene.lanes):
+        ax.text(-0.2, 3.6 - 2.6 * lane, text, ha="right", va="center", color=GRAY)
+    middles = []
+    for call in scene.calls:
+        middle, height = 2.5 * (call.start + call.end), 3.6 - 2.6 * call.lane
+        middles.append((middle, height))
+        style = {"size": (5.0 * (call.end - call.start) - 0.7, 1.1)}
+        if call.state == "never":
+            box(ax, (middle, height), call.text, "white", edge=GRAY, dashed=True, **style)
+        else:
+            face = PEACH if call.state == "waits" else MINT
+            text = f"{call.text}: waits" if call.state == "waits" else call.text
+            box(ax, (middle, height), text, face, **style)
+    for waiting, awaited in scene.waits_for:
+        (x, y), (to_x, to_y) = middles[waiting], middles[awaited]
+        side = 0.6 if to_y > y else -0.6
+        if scene.calls[waiting].end - scene.calls[waiting].start > 1:
+            x = to_x  # straight from a long call to the one that it waits for
+        arrow(ax, (x, y + side), (to_x, to_y - side), ORANGE)
+    ax.text(0.4, -0.5, "→ waits for", va="center", color=ORANGE, size=9)
+    ax.text(9.6, -0.5, "time →", ha="right", va="center", color=GRAY, size=9)
 
 
 # Collectives

@@ -1,30 +1,42 @@
 import pytest
 
 from helpers.exercises.distributed import COLLECTIVE, CULPRIT, EXERCISES, parallel
-from helpers.exercises.harness import WrongAnswer
+from helpers.exercises.harness import UNANSWERED, WrongAnswer, check
 
 RIGHT = {
     "collective": [dict(COLLECTIVE)],
     "exchange": [[200.0, 100.0]],
     "parallel": [
         [parallel(0), parallel(1)],
-        [[w * (1 + 4e-15) for w in parallel(rank)[:4]] + [32] for rank in range(2)],  # rounded
+        [  # rounded
+            [*[w * (1 + 4e-15) for w in parallel(rank)[:4]], 32, parallel(rank)[5] * (1 - 4e-15)]
+            for rank in range(2)
+        ],
     ],
-    "culprit": [dict(CULPRIT)],
+    "culprit": [dict(CULPRIT), {run: list(found) for run, found in CULPRIT.items()}],
 }
+UNTRAINED = [0.332378, 0.146951, -0.028721, 0.297514]
 WRONG = [
     ("collective", {**COLLECTIVE, "C": "reduce"}, "value"),  # the other ranks need it, too
     ("collective", {**COLLECTIVE, "D": "all_reduce"}, "value"),
     ("exchange", [100.0, 200.0], "value"),  # nothing was exchanged
     ("exchange", [200.0, 100.0, 100.0], "each of 2 ranks, got 3"),
-    ("parallel", [[*parallel(0)[:4], 64]] * 2, "value"),  # both did all of the work
-    ("parallel", [[*parallel(0)[:4], 32], [*parallel(1)[:4], 64]], "value"),
-    ("parallel", [[0.332378, 0.146951, -0.028721, 0.297514, 32]] * 2, "value"),  # not trained
-    ("parallel", [[w + 1e-3 for w in parallel(0)[:4]] + [32]] * 2, "value"),  # another batch size
-    ("parallel", [parallel(0)[:4], parallel(1)[:4]], "expected"),  # the samples are missing
+    ("parallel", [[*parallel(0)[:4], 64, parallel(0)[5]]] * 2, "5: value"),  # both did all the work
+    ("parallel", [parallel(0), [*parallel(1)[:4], 64, parallel(1)[5]]], "5: value"),
+    ("parallel", [[*UNTRAINED, 32, parallel(0)[5]]] * 2, "1: value"),
+    ("parallel", [[*[w + 1e-3 for w in parallel(0)[:4]], 32, 0.5]] * 2, "1: value"),  # batch size
+    ("parallel", [[*parallel(0)[:5], 0.5], [*parallel(1)[:5], 0.6]], "6: value"),  # its own loss
+    ("parallel", [[*parallel(0)[:5], 2 * parallel(0)[5]]] * 2, "6: value"),  # the sum of the losses
+    ("parallel", [parallel(0)[:5], parallel(1)[:5]], "expected 6 results, got 5"),
     ("parallel", [parallel(0)] * 3, "each of 2 ranks, got 3"),
-    ("culprit", {"A": 0, "B": 1, "C": 0}, "value"),  # the one that reported it
-    ("culprit", {"A": 3, "B": 0, "C": 0}, "value"),
+    # the one below Root Cause
+    ("culprit", {**CULPRIT, "A": (0, "memory")}, "value is not right: '0'"),
+    ("culprit", {**CULPRIT, "B": (0, "batches")}, "value is not right: '0'"),
+    ("culprit", {**CULPRIT, "C": (0, "batches")}, "value is not right: 'batches'"),
+    ("culprit", {**CULPRIT, "D": (0, "order")}, "value is not right: '0'"),  # nobody knows
+    ("culprit", {**CULPRIT, "B": 1}, "two things, the rank and the cause"),
+    ("culprit", {**CULPRIT, "B": (1,)}, "two things, the rank and the cause"),
+    ("culprit", {**CULPRIT, "A": (3, "disk")}, "one of batches, branch, memory, order, got 'disk'"),
 ]
 
 
@@ -36,3 +48,9 @@ def test_a_result_too_many_or_too_few_is_said_so(name, ranks):
             WrongAnswer, match=f"one result from each of {ranks} ranks, got {wrong}"
         ):
             answer(0)
+
+
+@pytest.mark.parametrize("found", [(..., ...), (3, ...), (..., "memory")])
+def test_half_an_answer_about_a_run_is_none(found, capsys):
+    check("distributed.culprit", {**CULPRIT, "A": found})
+    assert capsys.readouterr().out == f"✗ {UNANSWERED}\n"

@@ -21,6 +21,27 @@ def test_a_step_deals_eight_samples_and_averages(ax, ranks):
     assert shown(ax)[-1].count("grad") == ranks
 
 
+@pytest.mark.parametrize("name", pictures.WAITING)
+def test_a_call_waits_for_one_that_another_process_makes_later_or_never(ax, name):
+    pictures.draw_waiting(ax, name)
+    scene = pictures.WAITING[name]
+    waiting = [call for call in scene.calls if call.state == "waits"]
+    assert set(scene.lanes) <= set(shown(ax))
+    assert {f"{call.text}: waits" for call in waiting} <= set(shown(ax))
+    assert sorted(scene.calls.index(call) for call in waiting) == sorted(
+        waits for waits, _ in scene.waits_for
+    )
+    for waits, awaited in scene.waits_for:
+        assert scene.calls[waits].lane != scene.calls[awaited].lane
+    arrows = [text for text in ax.texts if getattr(text, "arrow_patch", None) is not None]
+    assert len(arrows) == len(scene.waits_for)
+
+
+def test_an_unknown_scene():
+    with pytest.raises(ValueError, match="expected a scene, one of late, both_receive"):
+        pictures.draw_waiting(None, "early")
+
+
 def everything():
     """What `gloo` makes of the numbers that are drawn before."""
     found = {}
