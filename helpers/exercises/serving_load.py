@@ -1,4 +1,4 @@
-"""Chapter 18, exercises: latencies by the timetable, the highest rate, a formula, a cost."""
+"""Chapter 18, exercises: an honest percentile, the highest rate, a formula, a cost."""
 
 import math
 import random
@@ -6,32 +6,45 @@ from collections.abc import Sequence
 
 from helpers.exercises.harness import Exercise
 
-# ---- 1: latencies by the timetable
+# ---- 1: a percentile from the scheduled times, lost requests included
 
 
-def latencies_of(scheduled: Sequence[float], service: Sequence[float]) -> list[float]:
-    """Return seconds from the scheduled time to the end, one request at a time."""
-    free, found = 0.0, []
-    for at, seconds in zip(scheduled, service, strict=True):
-        free = max(free, at) + seconds
-        found.append(free - at)
-    return found
+def honest_percentile(replies: Sequence[tuple], share: float) -> float:
+    """Return the smallest latency that at least `share` of the requests do not exceed."""
+    latencies = sorted(
+        finished - scheduled if status == 200 else math.inf
+        for scheduled, _, finished, status in replies
+    )
+    return latencies[math.ceil(share * len(latencies)) - 1]
 
 
-def _timetables() -> list[tuple[list[float], list[float]]]:
-    fixed: list[tuple[list[float], list[float]]] = [
-        ([], []),
-        ([2.0], [0.5]),  # the server has been idle since 0
-        ([0.0, 1.0, 2.0], [0.25, 0.25, 0.25]),  # nobody waits
-        ([0.0, 0.5, 1.0, 1.5], [1.0, 1.0, 1.0, 1.0]),  # everybody waits longer
-        ([0.0, 0.25, 4.0], [2.0, 0.5, 0.5]),  # a queue, and a gap in which it ends
-        ([1.0, 1.0, 1.0], [0.5, 0.25, 0.125]),  # at the same time
+def _replies() -> list[tuple[list[tuple[float, float, float, int]], float]]:
+    late = [(0.25 * at, 0.25 * at + 0.125, 0.25 * at + 0.5, 200) for at in range(10)]
+    slow = [(float(at), float(at), at + (at + 1) / 16, 200) for at in range(8)]
+    lost = [
+        (at, sent, done, 504 if number % 3 == 0 else 200)
+        for number, (at, sent, done, _) in enumerate(slow)
     ]
-    for _ in range(4):
-        count = random.randint(3, 30)
-        times = sorted(random.uniform(0, 5) for _ in range(count))
-        fixed.append((times, [random.uniform(0.01, 0.5) for _ in range(count)]))
-    return fixed
+    cases = [
+        (late, 0.5),  # the client was late
+        (slow, 0.5),  # four of eight do not exceed it
+        (slow[::-1], 0.75),  # in any order
+        (slow, 1.0),
+        (late, 0.55),  # between two of them
+        (slow, 0.7),
+        (lost, 0.5),
+        (lost, 0.75),  # so many were lost
+        ([(0.0, 0.0, 0.25, 200)], 0.5),
+        ([(0.0, 0.0, 0.25, 0)], 0.5),
+    ]
+    for share in (0.25, 0.5, 0.75, 0.875):
+        drawn = []
+        for at in range(random.choice((8, 16, 24))):
+            sent = at + random.uniform(0, 0.2)
+            status = random.choice((200, 200, 200, 429))
+            drawn.append((float(at), sent, sent + random.uniform(0.01, 2), status))
+        cases.append((drawn, share))
+    return cases
 
 
 # ---- 2: the highest rate that was held
@@ -118,7 +131,7 @@ def _days() -> list[tuple[list[float], float, float]]:
 
 
 EXERCISES = {
-    "latencies_of": Exercise(reference=latencies_of, cases=_timetables),
+    "honest_percentile": Exercise(reference=honest_percentile, cases=_replies),
     "highest_held": Exercise(reference=highest_held, cases=_steps),
     "largest_rate": Exercise(reference=largest_rate, cases=_limits),
     "cost_of_a_day": Exercise(reference=cost_of_a_day, cases=_days),

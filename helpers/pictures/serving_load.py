@@ -1,4 +1,4 @@
-"""Chapter 18, drawn: latency rising with the rate, and the rates that servers held."""
+"""Chapter 18, drawn: a pause, latency rising with the rate, and what servers held."""
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
@@ -6,6 +6,16 @@ from itertools import cycle
 from matplotlib.axes import Axes
 
 from helpers.pictures.draw import BLUE, GRAY, GREEN, ORANGE, PINK, YELLOW
+
+
+def draw_pause(ax: Axes, gap: float, waiting: Sequence[float], timetable: Sequence[float]) -> None:
+    """Draw the latencies of both clients in seconds; request n was to be sent at n × `gap`."""
+    scheduled = [gap * number for number in range(len(waiting))]
+    ax.plot(scheduled, timetable, color=ORANGE, marker=".", ms=4, lw=0.8, label="timetable")
+    ax.plot(scheduled, waiting, color=BLUE, marker=".", ms=4, lw=0.8, label="waiting client")
+    ax.set_xlabel("time at which the request was to be sent, s")
+    ax.set_ylabel("latency, s")
+    ax.legend(frameon=False)
 
 
 def draw_rise(

@@ -3,18 +3,16 @@
 import math
 
 
-def timetable(waits=True, idle=True, from_sent=False):
-    def latencies_of(scheduled, service):
-        free, found = 0.0, []
-        for at, seconds in zip(scheduled, service, strict=True):
-            begins = max(free, at) if idle else free
-            if not waits:
-                begins = at
-            free = begins + seconds
-            found.append(free - (begins if from_sent else at))
-        return found
+def percentile(begin=0, lost=math.inf, index=-1, ordered=True, up=True):
+    def honest_percentile(replies, share):
+        latencies = [r[2] - r[begin] if r[3] == 200 else lost for r in replies]
+        latencies = [latency for latency in latencies if latency is not None]
+        if ordered:
+            latencies.sort()
+        count = share * len(latencies)
+        return latencies[(math.ceil(count) if up else math.floor(count)) + index]
 
-    return latencies_of
+    return honest_percentile
 
 
 def held(most=True, row=2, strict=False, losses=True, reset=True, first=False):
@@ -58,14 +56,22 @@ def day(up=True, least=1, seconds=3600, whole=False):
 
 
 RIGHT = {
-    "latencies_of": [timetable()],
+    "honest_percentile": [percentile()],
     "highest_held": [held()],
     "largest_rate": [inverse()],
     "cost_of_a_day": [day()],
 }
 
 WRONG = {
-    "latencies_of": [timetable(waits=False), timetable(idle=False), timetable(from_sent=True)],
+    "honest_percentile": [
+        percentile(begin=1),
+        percentile(lost=0.0),
+        percentile(lost=None),
+        percentile(index=0),
+        percentile(index=-2),
+        percentile(ordered=False),
+        percentile(up=False),
+    ],
     "highest_held": [
         held(most=False),
         held(row=1),

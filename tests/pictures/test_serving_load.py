@@ -3,6 +3,15 @@
 from helpers.pictures import serving_load as pictures
 
 
+def test_both_clients_see_the_pause(ax):
+    pictures.draw_pause(ax, 0.5, [0.1, 1.0, 0.1], [0.1, 1.0, 0.6])
+    timetable, waiting = ax.lines
+    assert list(waiting.get_xdata()) == list(timetable.get_xdata()) == [0, 0.5, 1.0]
+    assert list(waiting.get_ydata()) == [0.1, 1.0, 0.1]
+    assert list(timetable.get_ydata()) == [0.1, 1.0, 0.6]
+    assert waiting.get_color() != timetable.get_color()
+
+
 def test_latencies_up_to_the_limit(ax):
     pictures.draw_rise(ax, {"p50": [(20, 6.0), (10, 5.0)], "p99": [(10, 9.0), (20, 30.0)]}, 25)
     p50, p99, limit = ax.lines
