@@ -15,7 +15,7 @@ def honest_percentile(replies: Sequence[tuple], share: float) -> float:
         finished - scheduled if status == 200 else math.inf
         for scheduled, _, finished, status in replies
     )
-    return latencies[math.ceil(share * len(latencies)) - 1]
+    return latencies[math.ceil(round(share * len(latencies), 6)) - 1]
 
 
 def _replies() -> list[tuple[list[tuple[float, float, float, int]], float]]:
