@@ -1,13 +1,15 @@
 """Chapter 14, exercises: which collective, an exchange, a loop made parallel, who was to blame."""
 
+import math
 from collections.abc import Callable
+from numbers import Number
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from helpers.exercises.harness import Exercise, WrongAnswer, of_each_rank
+from helpers.exercises.harness import RTOL, Exercise, WrongAnswer, of_each_rank
 
 # ---- 1 and 4: a letter for each question; 2 and 3: what each rank has returned
 
@@ -54,6 +56,37 @@ def parallel(rank: int) -> list[float]:
     return [*first.weight[0, :4].tolist(), len(x) // 2, loss.item()]
 
 
+def _trained(answer: Any) -> Callable[[int], Any]:
+    """Return the results of a rank, or say which of them is not right, by its name."""
+
+    def at(rank: int) -> Any:
+        results = of_each_rank(2)(answer)(rank)
+        if callable(answer):
+            return results
+        if not isinstance(results, (tuple, list)) or len(results) != 6:
+            raise WrongAnswer(
+                f"rank {rank}: expected 6 results, four weights, the number of samples and the loss"
+            )
+        *weights, samples, loss = results
+        if not all(isinstance(result, Number) for result in results):
+            raise WrongAnswer(f"rank {rank}: expected numbers, such as those from .item()")
+        *right_weights, right_samples, right_loss = parallel(rank)
+        if not all(map(_close, weights, right_weights)):
+            raise WrongAnswer(f"rank {rank}: the weights are not right")
+        if samples != right_samples:
+            raise WrongAnswer(f"rank {rank}: the number of samples is not right: {samples}")
+        if not _close(loss, right_loss):
+            raise WrongAnswer(f"rank {rank}: the loss is not right: {loss}")
+        return results
+
+    return at
+
+
+def _close(one: float, other: float) -> bool:
+    rtol = RTOL[torch.float64]
+    return math.isclose(one, other, rel_tol=rtol, abs_tol=rtol)
+
+
 COLLECTIVE = {
     "A": "broadcast",
     "B": "gather",
@@ -71,7 +104,7 @@ EXERCISES = {
     "exchange": Exercise(
         reference=[200.0, 100.0], through=of_each_rank(2), cases=lambda: [(0,), (1,)]
     ),
-    "parallel": Exercise(reference=parallel, through=of_each_rank(2), cases=lambda: [(0,), (1,)]),
+    "parallel": Exercise(reference=parallel, through=_trained, cases=lambda: [(0,), (1,)]),
     "culprit": Exercise(
         reference=CULPRIT, through=_rank_and_cause, cases=lambda: [(key,) for key in CULPRIT]
     ),

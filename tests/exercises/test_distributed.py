@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from helpers.exercises.distributed import COLLECTIVE, CULPRIT, EXERCISES, parallel
 from helpers.exercises.harness import UNANSWERED, WrongAnswer, check
@@ -21,13 +22,18 @@ WRONG = [
     ("collective", {**COLLECTIVE, "D": "all_reduce"}, "value"),
     ("exchange", [100.0, 200.0], "value"),  # nothing was exchanged
     ("exchange", [200.0, 100.0, 100.0], "each of 2 ranks, got 3"),
-    ("parallel", [[*parallel(0)[:4], 64, parallel(0)[5]]] * 2, "5: value"),  # both did all the work
-    ("parallel", [parallel(0), [*parallel(1)[:4], 64, parallel(1)[5]]], "5: value"),
-    ("parallel", [[*UNTRAINED, 32, parallel(0)[5]]] * 2, "1: value"),
-    ("parallel", [[*[w + 1e-3 for w in parallel(0)[:4]], 32, 0.5]] * 2, "1: value"),  # batch size
-    ("parallel", [[*parallel(0)[:5], 0.5], [*parallel(1)[:5], 0.6]], "6: value"),  # its own loss
-    ("parallel", [[*parallel(0)[:5], 2 * parallel(0)[5]]] * 2, "6: value"),  # the sum of the losses
-    ("parallel", [parallel(0)[:5], parallel(1)[:5]], "expected 6 results, got 5"),
+    # both did all the work
+    ("parallel", [[*parallel(0)[:4], 64, parallel(0)[5]]] * 2, "rank 0: the number of samples"),
+    ("parallel", [parallel(0), [*parallel(1)[:4], 64, parallel(1)[5]]], "rank 1: the number of s"),
+    ("parallel", [[*UNTRAINED, 32, parallel(0)[5]]] * 2, "rank 0: the weights are not right"),
+    # another batch size
+    ("parallel", [[*[w + 1e-3 for w in parallel(0)[:4]], 32, 0.5]] * 2, "the weights are not"),
+    # each its own loss; the sum of the losses
+    ("parallel", [[*parallel(0)[:5], 0.5], [*parallel(1)[:5], 0.6]], "the loss is not right: 0.5"),
+    ("parallel", [[*parallel(0)[:5], 2 * parallel(0)[5]]] * 2, "rank 0: the loss is not right"),
+    ("parallel", [parallel(0)[:5], parallel(1)[:5]], "rank 0: expected 6 results"),
+    ("parallel", [0.5, 0.5], "rank 0: expected 6 results"),
+    ("parallel", [[*parallel(0)[:5], torch.tensor(0.5)]] * 2, "rank 0: expected numbers"),
     ("parallel", [parallel(0)] * 3, "each of 2 ranks, got 3"),
     # the one below Root Cause
     ("culprit", {**CULPRIT, "A": (0, "memory")}, "value is not right: '0'"),
