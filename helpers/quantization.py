@@ -218,7 +218,7 @@ class QuantizedLinear(nn.Module):
 
     activations: None for weight-only (the weight is dequantized, the product is in float),
     "dynamic" (the input gets a symmetric grid at each call, a scale for each row), or a `Grid`
-    (static: the range is known from calibration).
+    (static: the range is known from calibration). Everything that a saved layer needs is a buffer.
     """
 
     def __init__(
@@ -228,20 +228,28 @@ class QuantizedLinear(nn.Module):
         if isinstance(activations, str) and activations != "dynamic":
             raise ValueError(f"expected None, 'dynamic' or a Grid, got {activations!r}")
         weight = linear.weight.detach()
-        self.grid = grid_of(weight, bits, channel=0)
-        self.register_buffer("weight", self.grid.quantize(weight))
-        self.register_buffer("scale", self.grid.scale)
+        grid = grid_of(weight, bits, channel=0)
+        self.range = grid.low, grid.high
+        self.register_buffer("weight", grid.quantize(weight))
+        self.register_buffer("scale", grid.scale)
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach())
-        self.activations = activations
+
+        self.dynamic = activations == "dynamic"
+        static = activations if isinstance(activations, Grid) else None
+        self.x_range = (static.low, static.high) if static else None
+        self.register_buffer("x_scale", static.scale if static else None)
+        self.register_buffer("x_zero_point", static.zero_point if static else None)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.activations is None:
-            return F.linear(x, self.grid.dequantize(self.weight), self.bias)
+        w_grid = Grid(self.scale, torch.zeros_like(self.scale, dtype=torch.int32), *self.range)
+        if not self.dynamic and self.x_scale is None:
+            return F.linear(x, w_grid.dequantize(self.weight), self.bias)
         flat = x.flatten(0, -2)
-        grid = self.activations
-        if not isinstance(grid, Grid):
+        if self.dynamic:
             grid = grid_of(flat, channel=0)
-        out = integer_linear(grid.quantize(flat), grid, self.weight, self.grid, self.bias)
+        else:
+            grid = Grid(self.x_scale, self.x_zero_point, *self.x_range)
+        out = integer_linear(grid.quantize(flat), grid, self.weight, w_grid, self.bias)
         return out.unflatten(0, x.shape[:-1])
 
 

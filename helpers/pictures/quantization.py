@@ -41,7 +41,7 @@ def draw_grid(ax: Axes, weight: Tensor, bits: int, outlier: float) -> None:
 
 
 def draw_trade(ax: Axes, record: Record, model: str, batch: int) -> None:
-    """Draw each way of a record: how many times smaller it is, and faster in its runtime."""
+    """Draw each way of a record: how many times smaller than float32 it is, and how fast."""
     rows = [row for row in record.rows if row["model"] == model and row["batch"] == batch]
     base = next(row["size"] for row in rows if row["method"] == "float32")
     for place, row in enumerate(rows):
@@ -56,5 +56,5 @@ def draw_trade(ax: Axes, record: Record, model: str, batch: int) -> None:
     ax.set_yticks(range(len(rows)), [row["method"] for row in rows], size=8)
     ax.invert_yaxis()
     longest = max(row["same"][2] for row in rows)
-    ax.set(xlim=(0, 1.35 * longest), xlabel="times as fast as float32 in the same runtime")
+    ax.set(xlim=(0, 1.35 * longest), xlabel="times as fast as float32, run in the same way")
     ax.set_title(f"{model}, batch {batch}", size=10)
