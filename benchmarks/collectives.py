@@ -1,7 +1,8 @@
 """Chapter 14: all-reduces between hosts whose cables are the bottleneck, measured and predicted.
 
 2, 4 and 8 network namespaces on this machine, each behind a cable of 80 Mbit/s (tc tbf), sum
-messages in four ways: through rank 0, as a ring, as a tree, and with the backend's own all-reduce.
+messages in five ways: through rank 0, as a ring, as a tree, as a tree whose messages are
+acknowledged, and with the backend's own all-reduce.
 The cables are so slow that they set the time, although all hosts share the machine's cores.
 `predicted` is what the formulas of `helpers.collectives` say (for the backend that of the ring),
 with the bandwidth of the cable and no latency: tbf lets short bursts pass at once, so that these
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ FORMULAS = {
     "rank 0": distributed_scaling.rank0_seconds,
     "ring": collectives.ring_seconds,
     "tree": collectives.tree_seconds,
+    "tree, acknowledged": collectives.tree_seconds,
     "backend": collectives.ring_seconds,
 }
 UNITS = {"way": "name", "ranks": "hosts", "bytes": "bytes", "ms": "ms", "predicted": "ms"}
@@ -110,6 +113,7 @@ def on_a_host(repeats: int, sizes: list[int]) -> dict[str, dict[str, list[float]
         "rank 0": distributed_scaling.rank0_all_reduce,
         "ring": collectives.ring_all_reduce,
         "tree": collectives.tree_all_reduce,
+        "tree, acknowledged": partial(collectives.tree_all_reduce, acknowledge=True),
         "backend": dist.all_reduce,
     }
     taken: dict[str, dict[str, list[float]]] = {way: {} for way in ways}

@@ -102,7 +102,7 @@ def is_quiet(seconds: float = 0.3) -> bool:
         return True
     before = _idle_seconds()
     time.sleep(seconds)
-    return _idle_seconds() - before > 0.8 * seconds * (os.cpu_count() or 1)
+    return _idle_seconds() - before > 0.8 * seconds * os.sysconf("SC_NPROCESSORS_ONLN")
 
 
 def _idle_seconds() -> float:

@@ -35,8 +35,8 @@ def ring_schedule(ranks: int) -> list[Transfer]:
     for step in range(2 * (ranks - 1)):
         adds = step < ranks - 1
         for rank in range(ranks):
-            # all-gather begins with the chunk that the rank has just completed
-            chunk = (rank - step) % ranks if adds else (rank + ranks - step) % ranks
+            # the rule goes on in all-gather: it begins with the chunk that was completed last
+            chunk = (rank - step) % ranks
             found.append(Transfer(step, rank, (rank + 1) % ranks, chunk, adds))
     return found
 
@@ -96,14 +96,16 @@ def ring_all_reduce(tensor: Tensor, group: dist.ProcessGroup | None = None) -> i
     """Replace `tensor` on every rank by the sum over all ranks; return the bytes this rank sent.
 
     Same shape and dtype on all ranks. Any size: where there are fewer elements than ranks, some
-    chunks are empty and not sent. Every rank ends with the same bits. Which ranks talk in which
-    step is `ring_schedule`: 2 (n − 1) steps, each with 1/n of the tensor. One of more than 4 MiB
-    for each rank is reduced slice by slice.
+    chunks are empty. Every rank ends with the same bits. Which ranks talk in which step is
+    `ring_schedule`: 2 (n − 1) steps, each with 1/n of the tensor. One of more than 4 MiB for each
+    rank is reduced slice by slice.
     """
     ranks = dist.get_world_size(group)
     flat = tensor.contiguous().view(-1)
     slices = flat.split(_slice_length(ranks, tensor.element_size()))
-    sent = sum(_ring(part, group) for part in slices)
+    sent = 0
+    for part in slices:
+        sent += _ring(part, group)
     if flat.data_ptr() != tensor.data_ptr():  # it was not contiguous
         tensor.copy_(flat.view(tensor.shape))
     return sent
@@ -118,15 +120,17 @@ def _ring(flat: Tensor, group: dist.ProcessGroup | None) -> int:
 
     # reduce-scatter: sums travel along the ring, and grow by this rank's own part
     for step in range(ranks - 1):
-        mine, theirs = chunks[(rank - step) % ranks], chunks[(rank - step - 1) % ranks]
-        buffer = arrived[: len(theirs)]
-        sent += _exchange(mine, after, buffer, before, group)
-        theirs += buffer
+        outgoing, target = chunks[(rank - step) % ranks], chunks[(rank - 1 - step) % ranks]
+        buffer = arrived[: len(target)]
+        _exchange(outgoing, after, buffer, before, group)
+        target += buffer
+        sent += outgoing.nbytes
 
     # all-gather: each rank has the whole sum of one chunk, and passes it on
     for step in range(ranks - 1):
-        mine, theirs = chunks[(rank + 1 - step) % ranks], chunks[(rank - step) % ranks]
-        sent += _exchange(mine, after, theirs, before, group)
+        outgoing, target = chunks[(rank + 1 - step) % ranks], chunks[(rank - step) % ranks]
+        _exchange(outgoing, after, target, before, group)
+        sent += outgoing.nbytes
     return sent
 
 
@@ -135,37 +139,44 @@ def _slice_length(ranks: int, element_size: int) -> int:
 
 
 def _exchange(
-    mine: Tensor, after: int, theirs: Tensor, before: int, group: dist.ProcessGroup | None
+    outgoing: Tensor, after: int, incoming: Tensor, before: int, group: dist.ProcessGroup | None
+) -> None:
+    """Send `outgoing` to the next rank while `incoming` arrives from the previous one."""
+    operations = [
+        # gloo starts them in this order; one that sends first may let the other side's data wait
+        dist.P2POp(dist.irecv, incoming, group=group, group_peer=before),
+        dist.P2POp(dist.isend, outgoing, group=group, group_peer=after),
+    ]
+    # together: if everybody sent first and received afterwards, all might wait for all
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+
+
+def tree_all_reduce(
+    tensor: Tensor, group: dist.ProcessGroup | None = None, *, acknowledge: bool = False
 ) -> int:
-    """Send `mine` to the next rank while `theirs` arrives from the previous one."""
-    operations = []
-    # gloo starts them in this order; one that sends first may let the other side's data wait
-    if len(theirs):
-        operations.append(dist.P2POp(dist.irecv, theirs, group=group, group_peer=before))
-    if len(mine):
-        operations.append(dist.P2POp(dist.isend, mine, group=group, group_peer=after))
-    if operations:
-        # together: if everybody sent first and received afterwards, all might wait for all
-        for work in dist.batch_isend_irecv(operations):
-            work.wait()
-    return mine.nbytes
-
-
-def tree_all_reduce(tensor: Tensor, group: dist.ProcessGroup | None = None) -> int:
     """Like `ring_all_reduce`, along `tree_schedule`: 2 ⌈log2 n⌉ steps, each with all of the tensor.
 
     Rank 0 sends it ⌈log2 n⌉ times, half of the ranks only once: they wait most of the time.
+    gloo's send returns when the data are in the socket's buffer, so a rank begins its next send
+    while the last one is still on the way. acknowledge: it waits for an answer of one byte (not
+    counted as sent), so that two messages never share its link.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     flat = tensor.contiguous().view(-1)
     arrived = torch.empty_like(flat)
+    answer = torch.zeros(1, dtype=torch.uint8, device=flat.device)
     sent = 0
-    for t in tree_schedule(ranks) if len(flat) else []:
+    for t in tree_schedule(ranks):
         if t.sender == rank:
             dist.send(flat, group=group, group_dst=t.receiver)
             sent += flat.nbytes
+            if acknowledge:
+                dist.recv(answer, group=group, group_src=t.receiver)
         elif t.receiver == rank:
             dist.recv(arrived if t.adds else flat, group=group, group_src=t.sender)
+            if acknowledge:
+                dist.send(answer, group=group, group_dst=t.sender)
             if t.adds:
                 flat += arrived
 

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-from helpers.collectives import step_seconds
+from torch.distributed.device_mesh import init_device_mesh
 
 # Through rank 0: what a ring improves on
 
@@ -38,37 +37,35 @@ def rank0_seconds(ranks: int, size: float, latency: float, bandwidth: float) -> 
 # In two levels: inside the nodes, and between them
 
 
-def two_level_groups(per_node: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+def two_level_groups(
+    per_node: int, device_type: str = "cpu"
+) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
     """Return (the ranks of this rank's node, the ranks with its local rank on all nodes).
 
     Every rank has to call it. Raises ValueError where the nodes would not be equally large.
     """
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    ranks = dist.get_world_size()
     if per_node < 1 or ranks % per_node:
         raise ValueError(f"{ranks} ranks cannot be divided into nodes of {per_node}")
-    nodes = [list(range(first, first + per_node)) for first in range(0, ranks, per_node)]
-    locals_ = [list(range(local, ranks, per_node)) for local in range(per_node)]
-    # every rank makes every group, in the same order, and keeps the two that it is in
-    found = [(members, dist.new_group(members)) for members in nodes + locals_]
-    inside = next(group for members, group in found[: len(nodes)] if rank in members)
-    between = next(group for members, group in found[len(nodes) :] if rank in members)
-    return inside, between
+    shape = (ranks // per_node, per_node)
+    mesh = init_device_mesh(device_type, shape, mesh_dim_names=("inter", "intra"))
+    return mesh.get_group("intra"), mesh.get_group("inter")
 
 
 def two_level_all_reduce(
-    tensor: Tensor, inside: dist.ProcessGroup, between: dist.ProcessGroup
+    tensor: Tensor, intra: dist.ProcessGroup, inter: dist.ProcessGroup
 ) -> None:
     """Replace the vector `tensor` by the sum over all ranks; groups are `two_level_groups`'.
 
     Contiguous. Raises ValueError where the size of a node does not divide the elements.
     """
-    per_node = dist.get_world_size(inside)
+    per_node = dist.get_world_size(intra)
     if len(tensor) % per_node:
         raise ValueError(f"{len(tensor)} elements cannot be shared equally by {per_node} ranks")
     part = tensor.new_empty(len(tensor) // per_node)
-    dist.reduce_scatter_tensor(part, tensor, group=inside)
-    dist.all_reduce(part, group=between)
-    dist.all_gather_into_tensor(tensor, part, group=inside)
+    dist.reduce_scatter_tensor(part, tensor, group=intra)
+    dist.all_reduce(part, group=inter)
+    dist.all_gather_into_tensor(tensor, part, group=intra)
 
 
 # Buckets, in time
@@ -85,11 +82,16 @@ def equal_buckets(size: int, buckets: int) -> list[int]:
 def bucket_spans(
     forward: float, backward: float, buckets: Sequence[int], reduce: Callable[[int], float]
 ) -> list[tuple[float, float]]:
-    """Return (start, end) in seconds of each bucket's all-reduce; arguments of `step_seconds`."""
-    spans, complete = [], 0
-    for number, size in enumerate(buckets, 1):
+    """Return (start, end) in seconds of each bucket's all-reduce.
+
+    The arguments and the rules are those of `collectives.step_seconds`, which returns the last end.
+    """
+    spans = []
+    total, complete, free = sum(buckets), 0, 0.0
+    for size in buckets:
         complete += size
-        share = complete / sum(buckets)
-        end = step_seconds(forward, backward * share, buckets[:number], reduce)
-        spans.append((end - reduce(size), end))
+        ready = forward + backward * complete / total
+        start = max(ready, free)  # not before the previous one has ended
+        free = start + reduce(size)
+        spans.append((start, free))
     return spans

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -179,6 +180,7 @@ def reduce_noise(size, seed):
             ("gloo", dist.all_reduce),
             ("ring", collectives.ring_all_reduce),
             ("tree", collectives.tree_all_reduce),
+            ("acknowledged tree", partial(collectives.tree_all_reduce, acknowledge=True)),
         ):
             results[name] = own.clone()
             reduce(results[name])

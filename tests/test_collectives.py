@@ -84,7 +84,7 @@ def test_rounding_is_bounded_and_all_ranks_have_the_same_bits(ranks):
     own = torch.stack([r["own"] for r in results]).double()
     # n - 1 additions, each rounded to half a unit in the last place of a sum of at most this size
     bound = (ranks - 1) * torch.finfo(torch.float32).eps / 2 * own.abs().sum(0) * (1 + 1e-6)
-    for name in ("gloo", "ring", "tree"):
+    for name in ("gloo", "ring", "tree", "acknowledged tree"):
         assert all(torch.equal(r[name], results[0][name]) for r in results)
         assert ((results[0][name].double() - own.sum(0)).abs() <= bound).all()
         if ranks == 2:  # a + b is b + a

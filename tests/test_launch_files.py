@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -56,7 +58,7 @@ def test_slurm_starts_a_torchrun_on_each_node(slurm):
     assert (asked.module, asked.training_script) == (True, "helpers.train_gpt")
     flags = train_gpt.flags().parse_args(asked.training_script_args)
     assert flags.resume and str(flags.folder) == "runs/train_gpt-1234567"
-    assert (str(flags.text), flags.batch, threads) == ("a text.txt", 64, "OMP_NUM_THREADS=8")
+    assert (str(flags.text), flags.batch, threads) == ("a text.txt", 64, "OMP_NUM_THREADS=6")
 
 
 def test_two_jobs_on_a_node_do_not_meet(slurm):
@@ -69,6 +71,33 @@ def test_two_jobs_on_a_node_do_not_meet(slurm):
     ports = {int(word.rpartition(":")[2]) for word in found}
     assert len(ports) == 10
     assert min(ports) >= 1024 and max(ports) < 32768  # from there on, Linux gives them away
+
+
+def test_before_the_time_is_up_the_job_asks_to_be_queued_again(tmp_path):
+    asked, started = tmp_path / "asked", tmp_path / "started"
+    programs = {"scontrol": f'echo "$*" >> "{asked}"\necho node07'}
+    programs["srun"] = f'touch "{started}"\nexec sleep 60'
+    for name, program in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{program}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    env = os.environ | SLURM | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    job = subprocess.Popen(["bash", SBATCH], env=env, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 20
+        while job.poll() is None:
+            assert time.monotonic() < deadline
+            if started.exists():
+                job.send_signal(signal.SIGUSR1)
+            time.sleep(0.2)
+    finally:
+        os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+    assert asked.read_text(encoding="utf-8").splitlines()[-1] == "requeue 1234567"
+
+
+def test_the_shared_memory_of_a_container_is_larger_than_its_default():
+    for kind in ("pytorchjob", "trainjob"):
+        assert "mountPath': '/dev/shm'" in str(job(kind)) and "'medium': 'Memory'" in str(job(kind))
 
 
 def test_the_batch_file_is_sound_bash():
@@ -91,7 +120,14 @@ TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
 RESOURCES = fields(limits={"type": "object", "additionalProperties": TEXT})
 ENV = items(fields(name=TEXT, value=TEXT))
 MOUNTS = items(fields(name=TEXT, mountPath=TEXT))
-VOLUMES = items(fields(name=TEXT, persistentVolumeClaim=fields(claimName=TEXT)))
+VOLUMES = items(
+    fields(
+        required=["name"],
+        name=TEXT,
+        persistentVolumeClaim=fields(claimName=TEXT),
+        emptyDir=fields(medium={"const": "Memory"}),
+    )
+)
 
 # The fields that the files use, as the CRDs of github.com/kubeflow/trainer name and type them.
 # Tag v1.9.4, kubeflow.org_pytorchjobs.yaml; the names of container and replica are those that
