@@ -1,5 +1,7 @@
 """Chapter 17: an export that refuses the usual mistakes, parity, ONNX graphs as rows, latency."""
 
+import contextlib
+import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +75,20 @@ def _fixed(place: int, size: int) -> str:
         f"input {place}: expected a Dim for dimension 0, got none or one that the model fixes; "
         f"the program would take batches of {size} only"
     )
+
+
+def refusal(model: nn.Module, example: tuple[Any, ...]) -> str:
+    """Export, and return the type of the error and the first line of its message.
+
+    `torch.export` also prints the graph that it has so far to stderr; this is dropped. Raises
+    ValueError where the export succeeds.
+    """
+    with contextlib.redirect_stderr(io.StringIO()):
+        try:
+            torch.export.export(model, example)
+        except Exception as error:  # whatever the model or the export raises is the answer
+            return f"{type(error).__name__}\n{str(error).splitlines()[0]}"
+    raise ValueError("the export succeeded: expected a model that is refused")
 
 
 # ---- parity: does the exported model compute the same?

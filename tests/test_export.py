@@ -129,6 +129,23 @@ def test_a_number_needs_no_dimension():
         assert torch.equal(run(torch.ones(5, 3), factor), torch.full((5, 3), 2.0))
 
 
+class Branch(nn.Module):
+    def forward(self, x):
+        return 1 - x if x.mean() > 0.5 else x
+
+
+def test_a_refusal_has_a_type_and_one_line(capsys):
+    kind, message = export.refusal(Branch(), (torch.ones(3),)).split("\n")
+    assert kind == "GuardOnDataDependentSymNode"
+    assert message.startswith("Could not guard on data-dependent expression Eq(u0, 1)")
+    assert capsys.readouterr() == ("", "")  # not even the graph so far
+
+
+def test_what_is_not_refused_is_an_error(net):
+    with pytest.raises(ValueError, match="the export succeeded: expected a model that is refused"):
+        export.refusal(net, (torch.randn(2, 3),))
+
+
 # ---- parity
 
 X = torch.tensor([[3.0, 4.0], [0.0, 1e-3]])

@@ -1,13 +1,16 @@
-"""Chapter 17, exercises: which dimensions vary, a branch in the graph, a check of parity."""
+"""Chapter 17, exercises: which dimensions vary, a branch, a check of parity, a file in the end."""
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from helpers.exercises.harness import Exercise
+from helpers import export
+from helpers.exercises.harness import Exercise, WrongAnswer
 
 # ---- 1: which dimensions vary
 
@@ -129,8 +132,64 @@ def _results() -> list[tuple[Tensor, Tensor, float]]:
     ]
 
 
+# ---- 4: from a faulty model to a file
+
+
+class Scaled(nn.Module):
+    """The faulty model of the notebook, repaired: [N, 2, 3] -> [N, 3]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.where(x.max() > 1, x / 255, x)
+        return self.dropout(self.layer(x.reshape(x.shape[0], 6)))
+
+
+def _scaled() -> Scaled:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Scaled().eval()
+
+
+def _in_a_file(answer: Callable[..., Any]) -> Callable[[Tensor], Any]:
+    """Return what ONNX Runtime computes with the file that the answer writes.
+
+    The specification is the repaired model itself, without a file.
+    """
+    model = _scaled()
+    if answer is Scaled:
+        return torch.no_grad()(model)
+    calls: list[Callable[..., list[Tensor]]] = []
+
+    def run(x: Tensor) -> Any:
+        if not calls:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder, "model.onnx")
+                if answer(model.state_dict(), path) is ...:
+                    return ...
+                if not path.exists():
+                    raise WrongAnswer("expected a file at the path, got none")
+                calls.append(export.onnx_call(export.onnx_session(path)))
+        return calls[0](x)[0]
+
+    return run
+
+
+def _measured() -> list[tuple[Tensor]]:
+    """Values from 0 to 1 and from 0 to 255, in several batch sizes."""
+    sizes_and_tops = ((4, 1), (4, 255), (1, 255), (7, 1), (64, 255))
+    cases = [(torch.rand(size, 2, 3) * top,) for size, top in sizes_and_tops]
+    dark = torch.rand(5, 2, 3) * 255
+    dark[3] /= 255  # at most 1, and still to be divided: the largest value counts for all
+    return [*cases, (dark,)]
+
+
 EXERCISES = {
     "choose_shapes": Exercise(reference=choose_shapes, cases=_sequences, through=_exported),
     "shrink": Exercise(reference=shrink, cases=_vectors, through=_in_a_program),
     "same_results": Exercise(reference=same_results, cases=_results),
+    "write_onnx": Exercise(reference=Scaled, cases=_measured, through=_in_a_file),
 }

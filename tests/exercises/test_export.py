@@ -3,6 +3,7 @@ import torch
 from torch.export import Dim
 
 from helpers.exercises import check
+from helpers.exercises.export import Scaled
 
 
 def shapes(low=1, batches=32, lengths=128, mask=True, axes=(0, 1)):
@@ -77,6 +78,63 @@ def by_ratio(expected, got, tolerance):
     return bool(((a - b).norm(dim=1) / a.norm(dim=1) <= tolerance).all())
 
 
+class Frozen(Scaled):
+    """The branch of the example, which has numbers from 0 to 1."""
+
+    def forward(self, x):
+        return self.dropout(self.layer(x.reshape(x.shape[0], 6)))
+
+
+class AlwaysDivided(Scaled):
+    def forward(self, x):
+        return self.dropout(self.layer(x.reshape(x.shape[0], 6) / 255))
+
+
+class ForFour(Scaled):
+    def forward(self, x):
+        x = torch.where(x.max() > 1, x / 255, x)
+        return self.dropout(self.layer(x.reshape(4, 6)))
+
+
+class EachSample(Scaled):
+    def forward(self, x):
+        x = x.reshape(x.shape[0], 6)
+        x = torch.where(x.amax(dim=1, keepdim=True) > 1, x / 255, x)
+        return self.dropout(self.layer(x))
+
+
+class Branch(Scaled):
+    """The `if` stays."""
+
+    def forward(self, x):
+        if x.max() > 1:
+            x = x / 255
+        return self.dropout(self.layer(x.reshape(x.shape[0], 6)))
+
+
+class Chosen(Scaled):
+    def forward(self, x):
+        x = torch.cond(x.max() > 1, lambda v: v / 255, lambda v: v.clone(), (x,))
+        return self.dropout(self.layer(x.flatten(1)))
+
+
+def file_of(kind, training=False, shapes=True, load=True, save=True, draft=False):
+    """Write `kind` to a file: right, or with one of the mistakes."""
+
+    def write(weights, path):
+        model = kind().train(training)
+        if load:
+            model.load_state_dict(weights)
+        dims = ({0: Dim("batch", min=1, max=64)},) if shapes else None
+        how = torch.export.draft_export if draft else torch.export.export
+        program = how(model, (torch.rand(4, 2, 3),), dynamic_shapes=dims)
+        written = torch.onnx.export(program, verbose=False)
+        if save:
+            written.save(path)
+
+    return write
+
+
 RIGHT = {
     "choose_shapes": [
         shapes(),
@@ -97,6 +155,7 @@ RIGHT = {
             )
         ),
     ],
+    "write_onnx": [file_of(Scaled), file_of(Chosen)],
 }
 
 WRONG = {
@@ -135,6 +194,19 @@ WRONG = {
         lambda a, b, t: True,
         lambda a, b, t: bool((a.argmax(1) == b.argmax(1)).all()),
     ],
+    "write_onnx": [
+        file_of(Scaled, training=True),
+        file_of(Scaled, shapes=False),
+        file_of(Scaled, load=False),
+        file_of(Scaled, save=False),
+        file_of(Frozen),
+        file_of(AlwaysDivided),
+        file_of(ForFour, shapes=False),
+        file_of(EachSample),
+        file_of(Branch),
+        file_of(Branch, draft=True),
+        lambda weights, path: Scaled(),
+    ],
 }
 
 
@@ -146,6 +218,10 @@ WRONG = {
         ("shrink", with_if, "expected a result, got GuardOnDataDependentSymNode"),
         ("shrink", baked, "case 2 of 5"),
         ("same_results", norms(whole=True), "value is not right: True"),
+        ("write_onnx", file_of(Scaled, save=False), "expected a file at the path, got none"),
+        ("write_onnx", file_of(Scaled, shapes=False), "Got: 1 Expected: 4"),
+        ("write_onnx", file_of(Branch), "expected a result, got GuardOnDataDependentSymNode"),
+        ("write_onnx", file_of(Frozen), "case 2 of 6, f(float32[4, 2, 3]): value: "),
     ],
 )
 def test_the_message_says_what_is_wrong(capsys, name, answer, words):
