@@ -1,8 +1,12 @@
-"""Chapter 20, exercises: a damped spring, error bars of a fit, the gradient of a root."""
+"""Chapter 20, exercises: a spring and its constants, error bars, a bounce, a root."""
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from helpers.differentiable import gauss_newton
 from helpers.exercises.harness import Exercise
 
 # ---- 1: a spring with a damper
@@ -28,7 +32,47 @@ def _springs() -> list[tuple]:
     ]
 
 
-# ---- 2: standard errors from a Jacobian
+# ---- 2: its constants
+
+
+def fit_spring(seen: Tensor, start: Tensor, guess: Tensor, dt: float) -> Tensor:
+    """The stiffness and the damping whose positions are nearest to `seen`, from a guess [2]."""
+
+    def residuals(logs: Tensor) -> Tensor:
+        stiffness, damping = logs.exp()
+        return spring(start, stiffness, damping, len(seen), dt) - seen
+
+    return gauss_newton(residuals, guess.log(), steps=12).exp()
+
+
+def _within_1_percent(answer: Any) -> Callable[..., Any]:
+    """Call both constants right that differ from the reference's by less than 1%."""
+
+    def called(*arguments: Any) -> Any:
+        found, exact = answer(*arguments), fit_spring(*arguments)
+        if not isinstance(found, Tensor) or found.shape != exact.shape:
+            return found
+        found = found.detach()
+        return exact if bool(((found - exact).abs() < 0.01 * exact).all()) else found
+
+    return called
+
+
+def _measured() -> list[tuple]:
+    cases = []
+    for start, constants, guess in (
+        (1.0, (4.0, 0.5), (3.0, 0.8)),
+        (-0.5, (2.0, 0.3), (3.0, 0.2)),
+        (2.0, (1.5, 1.0), (1.0, 0.5)),
+    ):
+        at = torch.tensor(start).double()
+        true = torch.tensor(constants).double()
+        seen = spring(at, *true, 30, 0.1)
+        cases.append((seen, at, torch.tensor(guess).double(), 0.1))
+    return cases
+
+
+# ---- 3: standard errors from a Jacobian
 
 
 def errors_of_fit(jacobian: Tensor, residuals: Tensor) -> Tensor:
@@ -45,7 +89,31 @@ def _fits() -> list[tuple]:
     return [*cases, (torch.randn(3, 9).double().T, 5 * torch.rand(9).double())]
 
 
-# ---- 3: the gradient of a root
+# ---- 4: a bounce
+
+
+def bounce(height: Tensor, speed: Tensor, bounciness: Tensor, steps: int, dt: float) -> Tensor:
+    """After a fall of h at speed v, the height at time T is e·(v·T - h), with e the bounciness."""
+    time = steps * dt
+    if height > speed * time:
+        return height - speed * time
+    return bounciness * (speed * time - height)
+
+
+def _bounces() -> list[tuple]:
+    cases = []
+    for height, speed, bounciness, steps in (
+        (0.5536, 1.0, 1.0, 10),
+        (0.7123, 2.0, 0.6, 10),
+        (1.314, 1.7, 0.9, 25),
+        (3.0, 1.0, 0.5, 10),  # does not reach the ground
+    ):
+        numbers = [torch.tensor(x).double() for x in (height, speed, bounciness)]
+        cases.append((*numbers, steps, 0.1))
+    return cases
+
+
+# ---- 5: the gradient of a root
 
 
 def root_gradients(z: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,8 +134,10 @@ def _roots() -> list[tuple[Tensor, Tensor]]:
 
 EXERCISES = {
     "spring": Exercise(reference=spring, cases=_springs, gradient=True),
+    "fit_spring": Exercise(reference=fit_spring, cases=_measured, through=_within_1_percent),
     "errors_of_fit": Exercise(
         reference=errors_of_fit, cases=_fits, forbid=("std", "var", "pinv", "lstsq")
     ),
+    "bounce": Exercise(reference=bounce, cases=_bounces, gradient=True),
     "root_gradients": Exercise(reference=root_gradients, cases=_roots, scale=1e-12),
 }

@@ -39,6 +39,17 @@ def draw_temperatures(ax: Axes, truth: Tensor, found: Tensor, title: str) -> Non
     ax.legend(frameon=False, loc="upper right")
 
 
+def draw_swings(ax: Axes, seconds: Tensor, curves: Mapping[str, Tensor], title: str) -> None:
+    """Draw angles over time [n], the first of `curves` gray and wide, as the truth."""
+    colors = (GRAY, ORANGE, BLUE)
+    for (name, angles), color in zip(curves.items(), colors, strict=False):
+        width = 3.5 if color == GRAY else 1.5
+        ax.plot(seconds.tolist(), angles.tolist(), color=color, lw=width, label=name)
+    ax.set(xlabel="time [s]", ylabel="angle [rad]")
+    ax.set_title(title, size=10)
+    ax.legend(frameon=False, loc="upper right")
+
+
 def draw_images(ax: Axes, seen: Tensor, rendered: Tensor, title: str) -> None:
     """Draw two images [3, size, size] side by side: measured, rendered."""
     size = seen.shape[-1]

@@ -45,8 +45,49 @@ def errors(freedom=True, root=True, inverse="of the product", mean=False):
     return answer
 
 
+def fit(steps=300, logs=True, order=False, lr=0.05, flat=True):
+    def answer(seen, start, guess, dt):
+        unknown = (guess.log() if logs else guess.clone()).requires_grad_()
+        optimizer = torch.optim.Adam([unknown], lr=lr)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            stiffness, damping = unknown.exp() if logs else unknown
+            found = spring()(start, stiffness, damping, len(seen), dt)
+            (found - seen).square().mean().backward()
+            optimizer.step()
+        result = unknown.exp() if logs else unknown
+        if order:
+            result = result.flip(0)
+        return result if flat else tuple(result)
+
+    return answer
+
+
+def bounce(event=True, slower=True, after="rest", detach=False):
+    def answer(height, speed, bounciness, steps, dt):
+        velocity = -speed
+        for _ in range(steps):
+            below = height + dt * velocity
+            if event and below < 0 and velocity < 0:
+                until = height / speed
+                if detach:
+                    until = until.detach()
+                velocity = bounciness * speed if slower else speed
+                height = (dt - until) * velocity if after == "rest" else dt * velocity
+            elif not event and height < 0 and velocity < 0:
+                velocity = bounciness * speed
+                height = height + dt * velocity
+            else:
+                height = below
+        return height
+
+    return answer
+
+
 RIGHT = {
     "spring": [spring()],
+    "fit_spring": [fit(), fit(steps=600, logs=False)],
+    "bounce": [bounce()],
     "errors_of_fit": [errors()],
     "root_gradients": [
         lambda z, a: (-z / (a + 3 * z * z), 1 / (a + 3 * z * z)),
@@ -60,6 +101,20 @@ WRONG = {
         spring(detach=True),
         spring(keep="before"),
         lambda start, *_: start,
+    ],
+    "fit_spring": [
+        fit(steps=5),
+        fit(order=True),
+        fit(flat=False),
+        lambda seen, start, guess, dt: guess,
+        lambda seen, start, guess, dt: guess[:1],
+    ],
+    "bounce": [
+        bounce(event=False),
+        bounce(slower=False),
+        bounce(after="a whole step"),
+        bounce(detach=True),
+        lambda height, speed, bounciness, steps, dt: height - speed * steps * dt,
     ],
     "errors_of_fit": [
         errors(freedom=False),
@@ -94,3 +149,17 @@ def test_right_answers_pass(name, answer, capsys):
 def test_wrong_answers_do_not(name, answer, capsys):
     check(f"differentiable.{name}", answer)
     assert capsys.readouterr().out.startswith("✗")
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "error"),
+    [
+        ("fit_spring", fit(flat=False), "expected Tensor, got tuple"),
+        ("fit_spring", lambda seen, *_: seen[:1], "shape: expected [2], got [1]"),
+        ("fit_spring", lambda *_: ..., "not answered yet"),
+        ("bounce", bounce(detach=True), "gradient of argument 1"),
+    ],
+)
+def test_an_answer_learns_what_is_wrong(name, answer, error, capsys):
+    check(f"differentiable.{name}", answer)
+    assert error in capsys.readouterr().out
