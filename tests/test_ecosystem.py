@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -187,6 +188,19 @@ def test_deepspeed_ends_with_the_same_weights(stage, tmp_path):
         torch.testing.assert_close(state[name], tensor, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
+def test_accelerate_launch_starts_one_process_on_a_cpu(tmp_path):
+    """What the chapter warns of: `--num_processes` has no effect, and nothing says so."""
+    program = "from accelerate import Accelerator\nprint(Accelerator(cpu=True).num_processes)\n"
+    (tmp_path / "count.py").write_text(program, encoding="utf-8")
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+    done = subprocess.run(
+        [*command, "count.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == ["1"]
+
+
 # ---- the programs of the notebook are those that are tested here
 
 
@@ -219,7 +233,7 @@ def test_the_notebook_shows_the_programs_that_are_tested():
     for each in cells:
         source = "".join(each["source"])
         if each["cell_type"] == "code" and not source.startswith("%%"):
-            shown |= definitions(source)
+            shown |= definitions(re.sub(r"^%.*$", "", source, flags=re.M))
     tested = definitions((ROOT / "helpers" / "ecosystem.py").read_text(encoding="utf-8"))
     programs = [name for name in tested if name.startswith("train_")]
     assert len(programs) == 10

@@ -1,6 +1,9 @@
 """Tokens as the library makes them, vectors that padding cannot change, ranks counted by hand."""
 
 import json
+import math
+import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -156,3 +159,50 @@ def test_both_languages_have_the_same_sections():
     for path in NOTEBOOKS:
         labels = {lang: [s.label for s in embeddings.sections(path, lang)] for lang in ("zh", "en")}
         assert labels["zh"] == labels["en"], path.name
+
+
+# ---- what the chapter says about its search, whose numbers change with every sentence of the book
+
+
+def of_the_book(language):
+    return [
+        section
+        for path in NOTEBOOKS
+        if path.name != "19_ecosystem.ipynb"
+        for section in embeddings.sections(path, language)
+        if not section.label.endswith("exercises")
+    ]
+
+
+def by_words(queries, documents):
+    """Count the words that a query and a document share; a rare one weighs more."""
+    queries = [set(re.findall(r"\w+", text.lower())) for text in queries]
+    documents = [set(re.findall(r"\w+", text.lower())) for text in documents]
+    number = Counter(word for each in documents for word in each)
+    weight = {word: math.log(len(documents) / count) for word, count in number.items()}
+    return torch.tensor([[sum(weight[w] for w in q & d) for d in documents] for q in queries])
+
+
+def test_meaning_finds_more_than_words_in_english_and_less_in_chinese(minilm):
+    english, chinese = of_the_book("en"), of_the_book("zh")
+    scores = {}
+    for language, each in (("en", english), ("zh", chinese)):
+        queries, titles = [s.text for s in each], [s.title for s in each]
+        scores[language] = embeddings.embed(queries, *minilm) @ embeddings.embed(titles, *minilm).T
+    words = by_words([s.text for s in english], [s.title for s in english])
+    right = torch.arange(len(english))
+    for k in (1, 5):
+        meaning = embeddings.recall_at(scores["en"], right, k)
+        assert meaning > embeddings.recall_at(words, right, k)
+        assert meaning > embeddings.recall_at(scores["zh"], right, k)
+    assert embeddings.recall_at(scores["en"], right, 5) < 0.5  # most titles are not found
+
+    alone = (words.diagonal() == 0).nonzero()[:, 0]  # no common word: only meaning can find it
+    found = embeddings.recall_at(scores["en"][alone], alone, 5)
+    assert found > 3 * 5 / len(english)  # several times the chance
+
+
+def test_most_chinese_characters_of_the_titles_are_unknown(minilm):
+    vocabulary = minilm[0].get_vocab()
+    characters = {c for s in of_the_book("zh") for c in s.title if "一" <= c <= "鿿"}
+    assert sum(c not in vocabulary for c in characters) > len(characters) / 2

@@ -1,13 +1,22 @@
-"""Chapter 19, exercises: recall@k, weights that can be loaded, the population stability index."""
+"""Chapter 19, exercises: recall@k, a loop as a LightningModule, two mistakes with Accelerate."""
 
-import math
-import random
+import copy
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
+import lightning as L
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from helpers import embeddings
-from helpers.exercises.harness import Exercise
+from helpers import ecosystem, embeddings
+from helpers.exercises.harness import Exercise, WrongAnswer
 
 # ---- 1: how good is a search?
 
@@ -27,68 +36,147 @@ def _searches() -> list[tuple[Tensor, Tensor, int]]:
     return [*cases, (wide, torch.randint(12, (6,)), 3), (wide.double() * 1e6, torch.arange(6), 4)]
 
 
-# ---- 2: which weights can be loaded?
+# ---- 2 and 3: whoever runs the loop, the weights have to be those of a bare one
 
-Shapes = dict[str, tuple[int, ...]]
-
-
-def loadable(saved: Shapes, model: Shapes) -> tuple[list[str], list[str]]:
-    """Compare names, without one prefix of DDP, and shapes."""
-    bare = {name.removeprefix("module."): shape for name, shape in saved.items()}
-    fits = [name for name, shape in model.items() if bare.get(name) == shape]
-    return fits, [name for name in model if name not in fits]
+CLOSE = 1e-9  # in float64; sums taken in another order differ by some 1e-16
+SAME = "the weights of the bare loop"
 
 
-def _states() -> list[tuple[Shapes, Shapes]]:
-    model = {"body.weight": (64, 784), "body.bias": (64,), "fc.weight": (10, 64), "fc.bias": (10,)}
-    ddp = {f"module.{name}": shape for name, shape in model.items()}
-    fewer = {**model, "fc.weight": (5, 64), "fc.bias": (5,)}
-    turned = {**model, "body.weight": (784, 64)}
-    inner = {"module.conv.weight": (8, 1, 3, 3), "other.module.bias": (8,)}
-    saved_inner = {f"module.{name}": shape for name, shape in inner.items()}
-    return [
-        (model, model),
-        (ddp, model),
-        (fewer, model),
-        ({f"module.{name}": shape for name, shape in fewer.items()}, model),
-        (turned, model),
-        (saved_inner, inner | {"module.conv.weight": (8, 1, 5, 5)}),
-        ({"module.head.bias": (3,), "extra": (2,)}, {"head.bias": (3,), "new": (2,)}),
-        (dict(reversed(list(ddp.items()))), model),
-        ({"my_module.fc.bias": (10,)}, {"fc.bias": (10,), "my_fc.bias": (10,)}),
-        ({}, model),
-        (model, {}),
-    ]
+def _job(batches: int) -> tuple[nn.Module, DataLoader]:
+    """Return a small model in float64 and a loader of batches of 8: the same each time."""
+    made = torch.Generator().manual_seed(batches)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            drawn = torch.randn(parameter.shape, generator=made, dtype=torch.float64)
+            parameter.copy_(drawn / 2)
+    x = torch.randn(8 * batches, 4, generator=made, dtype=torch.float64)
+    y = x[:, 0] * x[:, 1] + 2 * x[:, 2]
+    return model, DataLoader(TensorDataset(x, y), batch_size=8)
 
 
-# ---- 3: the population stability index
+def _compare(model: nn.Module, wanted: nn.Module, start: nn.Module) -> str:
+    """Say that the weights are right, or raise WrongAnswer with how far off they are."""
+    mine, theirs, before = (
+        nn.utils.parameters_to_vector(m.parameters()).detach() for m in (model, wanted, start)
+    )
+    if torch.equal(mine, before):
+        raise WrongAnswer("no weight has changed")
+    gap = (mine - theirs).abs().max().item()
+    if not gap < CLOSE:  # nan is not close, either
+        raise WrongAnswer(f"a weight differs from that of the bare loop by {gap:.0e}")
+    return SAME
 
 
-def psi(expected: list[int], actual: list[int]) -> float:
-    """Sum (a - e) ln(a / e) over the shares of the counts plus one."""
-    e_total, a_total = sum(expected) + len(expected), sum(actual) + len(actual)
-    pairs = [((e + 1) / e_total, (a + 1) / a_total) for e, a in zip(expected, actual, strict=True)]
-    return sum((a - e) * math.log(a / e) for e, a in pairs)
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the advice that Lightning prints about each `fit`."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
-def _counts() -> list[tuple[list[int], list[int]]]:
-    fixed = [
-        ([10, 20, 30], [10, 20, 30]),
-        ([10, 20, 30], [30, 20, 10]),
-        ([100, 200, 300], [1, 2, 3]),
-        ([0, 5, 0], [5, 0, 0]),
-        ([7], [3]),
-        ([10**12, 3], [2, 10**12]),
-    ]
-    drawn = []
-    for bins in (2, 5, 10):
-        first = [random.randint(0, 50) for _ in range(bins)]
-        drawn.append((first, [random.randint(0, 500) for _ in range(bins)]))
-    return fixed + drawn
+def regression(model: nn.Module, loader: DataLoader, epochs: int) -> None:
+    """The loop of the exercise."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.1)
+    for _ in range(epochs):
+        for x, y in loader:
+            loss = F.mse_loss(model(x)[:, 0], y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        scheduler.step()
+
+
+def _by_lightning(answer: Any) -> Callable[[int, int], Any]:
+    def trained(batches: int, epochs: int) -> Any:
+        if answer is regression:
+            return SAME
+        if not (isinstance(answer, type) and issubclass(answer, L.LightningModule)):
+            raise WrongAnswer("expected a class that inherits from L.LightningModule")
+        model, loader = _job(batches)
+        start, wanted = copy.deepcopy(model), copy.deepcopy(model)
+        with _quiet():
+            module = answer(model)
+            loss = module.training_step(next(iter(loader)), 0)
+            optimizers = module.configure_optimizers()
+            if loss is ... or optimizers is ...:
+                return ...
+            if loss is None:
+                raise WrongAnswer("training_step returned None, so Lightning skips every batch")
+            if optimizers is None:
+                raise WrongAnswer("configure_optimizers returned None, so nothing is updated")
+            L.Trainer(max_epochs=epochs, **ecosystem.QUIET).fit(module, loader)
+        regression(wanted, loader, epochs)
+        return _compare(model, wanted, start)
+
+    return trained
+
+
+# ---- 3: accumulation with Accelerate
+
+
+def accumulated(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader, clip: float, k: int
+) -> None:
+    """What the loop of the exercise is meant to do, in bare PyTorch."""
+    for number, (x, y) in enumerate(loader, 1):
+        (F.mse_loss(model(x)[:, 0], y) / k).backward()
+        if number % k == 0:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@contextmanager
+def _own_settings() -> Iterator[None]:
+    """Let an `Accelerator` begin anew, and give the notebook its own settings back after."""
+    states = (PartialState, AcceleratorState, GradientState)
+    kept = [dict(state._shared_state) for state in states]
+    ecosystem.forget_accelerate()
+    try:
+        yield
+    finally:
+        for state, before in zip(states, kept, strict=True):
+            state._shared_state.clear()
+            state._shared_state.update(before)
+
+
+def _by_accelerate(answer: Any) -> Callable[[int, int, float], Any]:
+    def trained(k: int, batches: int, clip: float) -> Any:
+        if answer is accumulated:
+            return SAME
+        model, loader = _job(batches)
+        start, wanted = copy.deepcopy(model), copy.deepcopy(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        with _own_settings():
+            accelerator = Accelerator(cpu=True, gradient_accumulation_steps=k)
+            if answer(accelerator, model, optimizer, loader, clip) is ...:
+                return ...
+        plain = torch.optim.SGD(wanted.parameters(), lr=0.1, momentum=0.9)
+        accumulated(wanted, plain, loader, clip, k)
+        return _compare(model, wanted, start)
+
+    return trained
 
 
 EXERCISES = {
     "recall": Exercise(reference=recall, cases=_searches),
-    "loadable": Exercise(reference=loadable, cases=_states),
-    "psi": Exercise(reference=psi, cases=_counts),
+    "regression": Exercise(
+        reference=regression, through=_by_lightning, cases=lambda: [(3, 1), (3, 4), (5, 6)]
+    ),
+    "accumulated": Exercise(
+        reference=accumulated,
+        through=_by_accelerate,
+        cases=lambda: [(1, 4, 0.5), (2, 6, 1000.0), (2, 6, 0.5), (3, 9, 0.5)],
+    ),
 }

@@ -1,8 +1,16 @@
 """Answers to the exercises of chapter 19, right and wrong."""
 
-import math
+from contextlib import nullcontext
 
+import lightning as L
+import pytest
 import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+
+from helpers import ecosystem
+from helpers.exercises import check
+from helpers.exercises.harness import WrongAnswer, find
 
 
 def recall_by_rank(scores, right, k):
@@ -37,88 +45,181 @@ def over_documents(scores, right, k):
     return (best == right[:, None]).double().mean().item()
 
 
-def by_names(prefix=True, shapes=True, everywhere=False, in_saved_order=False, swapped=False):
-    def loadable(saved, model):
-        def plain(name):
-            if everywhere:
-                return name.replace("module.", "")
-            return name.removeprefix("module.") if prefix else name
+class Stub(L.LightningModule):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
 
-        found = {plain(name): shape for name, shape in saved.items()}
-        fits = [n for n in model if n in found and (not shapes or found[n] == model[n])]
-        if in_saved_order:
-            fits = [n for n in found if n in fits]
-        others = [n for n in model if n not in fits]
-        return (others, fits) if swapped else (fits, others)
+    def training_step(self, batch, batch_idx):
+        return ...
 
-    return loadable
+    def configure_optimizers(self):
+        return ...
 
 
-def by_size(saved, model):
-    found = {name.removeprefix("module."): math.prod(shape) for name, shape in saved.items()}
-    fits = [name for name, shape in model.items() if found.get(name) == math.prod(shape)]
-    return fits, [name for name in model if name not in fits]
+class Regression(L.LightningModule):
+    def __init__(self, model):
+        super().__init__()
+        self.net = model
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return F.mse_loss(self.net(x)[:, 0], y)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.1)
+        return [optimizer], [scheduler]
 
 
-def stripped(saved, model):
-    found = {name.lstrip("module."): shape for name, shape in saved.items()}
-    fits = [name for name, shape in model.items() if found.get(name) == shape]
-    return fits, [name for name in model if name not in fits]
+class WithDictionaries(Regression):
+    def training_step(self, batch, batch_idx):
+        loss = (self.net(batch[0]).flatten() - batch[1]).square().mean()
+        self.log("loss", loss)
+        return {"loss": loss}
+
+    def configure_optimizers(self):
+        (optimizer,), (scheduler,) = super().configure_optimizers()
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler}}
 
 
-def index(plus=1, shares=True, log=math.log, half=False, turned=False):
-    def psi(expected, actual):
-        e = [count + plus for count in expected]
-        a = [count + plus for count in actual]
-        if shares:
-            e, a = [x / sum(e) for x in e], [x / sum(a) for x in a]
-        if half:  # the Kullback-Leibler divergence
-            return sum(y * log(y / x) for x, y in zip(e, a, strict=True))
-        if turned:
-            return sum((x - y) * log(y / x) for x, y in zip(e, a, strict=True))
-        return sum((y - x) * log(y / x) for x, y in zip(e, a, strict=True))
-
-    return psi
+class Forgetful(Regression):
+    def training_step(self, batch, batch_idx):
+        super().training_step(batch, batch_idx)
 
 
-def tensor_psi(expected, actual):
-    e = torch.tensor(expected, dtype=torch.float64) + 1
-    a = torch.tensor(actual, dtype=torch.float64) + 1
-    e, a = e / e.sum(), a / a.sum()
-    return ((a - e) * (a / e).log()).sum().item()
+class NoOptimizer(Regression):
+    def configure_optimizers(self):
+        super().configure_optimizers()
 
 
-RIGHT = {
-    "recall": [recall_by_rank, recall_by_topk()],
-    "loadable": [by_names()],
-    "psi": [index(), tensor_psi],
-}
+class NoScheduler(Regression):
+    def configure_optimizers(self):
+        return super().configure_optimizers()[0]
 
-WRONG = {
-    "recall": [
-        recall_by_topk(offset=1),
-        recall_by_topk(offset=-1),
-        recall_by_topk(largest=False),
-        recall_by_topk(first=True),
-        recall_by_topk(as_count=True),
-        strict_topk,
-        over_documents,
+
+class EachStep(Regression):
+    def configure_optimizers(self):
+        (optimizer,), (scheduler,) = super().configure_optimizers()
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+class Broadcast(Regression):
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return F.mse_loss(self.net(x), y)
+
+
+class Summed(Regression):
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return F.mse_loss(self.net(x)[:, 0], y, reduction="sum")
+
+
+class Frozen(Regression):
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+class NoMomentum(Regression):
+    def configure_optimizers(self):
+        (optimizer,), (scheduler,) = super().configure_optimizers()
+        optimizer.param_groups[0]["momentum"] = 0
+        return [optimizer], [scheduler]
+
+
+def accumulate(zero="end", clip_at="update", own_backward=False, context=True, halve=False):
+    def backward(accelerator, loss):
+        if own_backward:
+            loss.backward()
+        else:
+            accelerator.backward(loss / 2 if halve else loss)
+
+    def train(accelerator, model, optimizer, loader, clip):
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        for x, y in loader:
+            with accelerator.accumulate(model) if context else nullcontext():
+                loss = F.mse_loss(model(x)[:, 0], y)
+                if zero == "start":
+                    optimizer.zero_grad()
+                backward(accelerator, loss)
+                if clip_at == "batch" or (clip_at == "update" and accelerator.sync_gradients):
+                    accelerator.clip_grad_norm_(model.parameters(), clip)
+                optimizer.step()
+                if zero == "end":
+                    optimizer.zero_grad()
+
+    return train
+
+
+def only_prepares(accelerator, model, optimizer, loader, clip):
+    accelerator.prepare(model, optimizer, loader)
+
+
+RIGHT = [
+    ("recall", recall_by_rank),
+    ("recall", recall_by_topk()),
+    ("regression", Regression),
+    ("regression", WithDictionaries),
+    ("accumulated", accumulate()),
+]
+
+WRONG = [
+    ("recall", recall_by_topk(offset=1)),
+    ("recall", recall_by_topk(offset=-1)),
+    ("recall", recall_by_topk(largest=False)),
+    ("recall", recall_by_topk(first=True)),
+    ("recall", recall_by_topk(as_count=True)),
+    ("recall", strict_topk),
+    ("recall", over_documents),
+    ("regression", lambda model: None, "a class that inherits from L.LightningModule"),
+    ("regression", Forgetful, "training_step returned None, so Lightning skips every batch"),
+    ("regression", NoOptimizer, "configure_optimizers returned None, so nothing is updated"),
+    ("regression", NoScheduler, "differs from that of the bare loop"),
+    ("regression", EachStep, "differs from that of the bare loop"),
+    ("regression", Broadcast, "differs from that of the bare loop"),
+    ("regression", Summed, "differs from that of the bare loop"),
+    ("regression", NoMomentum, "differs from that of the bare loop"),
+    ("regression", Frozen, "no weight has changed"),
+    ("accumulated", accumulate(zero="start"), "case 2 of 4"),
+    ("accumulated", accumulate(clip_at="batch"), "case 3 of 4"),
+    ("accumulated", accumulate(zero="start", clip_at="batch"), "case 2 of 4"),
+    ("accumulated", accumulate(zero="never"), "case 1 of 4"),
+    ("accumulated", accumulate(clip_at="never"), "case 1 of 4"),
+    ("accumulated", accumulate(own_backward=True), "case 2 of 4"),
+    ("accumulated", accumulate(context=False), "case 2 of 4"),
+    ("accumulated", accumulate(halve=True), "differs from that of the bare loop by"),
+    ("accumulated", only_prepares, "no weight has changed"),
+]
+
+STUBS = {"regression": Stub}
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "words"),
+    [
+        ("regression", lambda model: None, "a class that inherits from L.LightningModule"),
+        ("regression", Forgetful, "training_step returned None, so Lightning skips every batch"),
+        ("regression", NoOptimizer, "configure_optimizers returned None, so nothing is updated"),
+        ("regression", Frozen, "no weight has changed"),
+        ("regression", Summed, "a weight differs from that of the bare loop by"),
+        ("accumulated", only_prepares, "no weight has changed"),
+        ("accumulated", accumulate(halve=True), "differs from that of the bare loop by"),
     ],
-    "loadable": [
-        by_names(prefix=False),
-        by_names(shapes=False),
-        by_names(everywhere=True),
-        by_names(in_saved_order=True),
-        by_names(swapped=True),
-        by_size,
-        stripped,
-    ],
-    "psi": [
-        index(plus=0),
-        index(plus=0.5),
-        index(shares=False),
-        index(log=math.log2),
-        index(half=True),
-        index(turned=True),
-    ],
-}
+)
+def test_what_is_wrong_is_said(name, answer, words):
+    exercise = find(f"ecosystem.{name}")
+    answered = exercise.through(answer)
+    with pytest.raises(WrongAnswer, match=words):
+        for arguments in exercise.cases():
+            answered(*arguments)
+
+
+def test_the_settings_of_the_notebook_stay(capsys):
+    """An `Accelerator` that was made before the check still has its precision after it."""
+    ecosystem.forget_accelerate()
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    check("ecosystem.accumulated", accumulate())
+    assert capsys.readouterr().out.startswith("✓")
+    assert accelerator.mixed_precision == "bf16" == Accelerator(cpu=True).mixed_precision
+    ecosystem.forget_accelerate()
