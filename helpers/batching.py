@@ -38,7 +38,7 @@ class Batcher:
     on_batch: called with the number of samples of each batch, for the metrics.
 
     A sample whose batch fails is tried again alone, so that only the sample that is to blame
-    gets the error. A caller that was cancelled is left out of the next batch.
+    gets the error. A caller that was cancelled is left out of the next batch, and of such a trial.
     """
 
     def __init__(
@@ -63,15 +63,16 @@ class Batcher:
         self._news = asyncio.Event()  # something arrived, or the batcher is to stop
         self._accepting = False
         self._task: asyncio.Task | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+        self._thread: ThreadPoolExecutor | None = None
 
     def __len__(self) -> int:
         """The number of samples that wait, without those in the batch that is computed now."""
         return len(self._waiting)
 
     async def start(self) -> None:
-        """Begin to take samples."""
+        """Begin to take samples, also after a stop."""
         self._accepting = True
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
@@ -80,7 +81,8 @@ class Batcher:
         self._news.set()
         if self._task is not None:
             await self._task
-        self._thread.shutdown()
+        if self._thread is not None:
+            self._thread.shutdown()
 
     async def predict(self, sample: Tensor) -> Tensor:
         """Return the model's row for one sample [...], without the dimension of the batch.
@@ -140,7 +142,8 @@ class Batcher:
         except Exception as error:
             if len(batch) > 1:
                 for waiting in batch:
-                    await self._answer([waiting])
+                    if not waiting.answer.done():
+                        await self._answer([waiting])
             elif not batch[0].answer.done():
                 batch[0].answer.set_exception(error)
             return

@@ -36,6 +36,7 @@ SIDE = 28
 RETRY = {"Retry-After": "1"}  # seconds
 GONE = 499  # not in HTTP, nobody receives it: how nginx's log marks a client that hung up
 SHOWN_PROBLEMS = 3  # an image has 784 pixels: the reader of a message needs the first few
+SHOWN_NAME = 30  # characters of a field's name, which a client may have made as long as it likes
 
 
 # ---- the model, with its preprocessing, in one file
@@ -131,14 +132,16 @@ class Canary(BaseModel):
 
 
 def problems(errors: list[dict[str, Any]]) -> str:
-    """Say in one line what is wrong with a request, and where; nothing of its content is repeated.
+    """Say in one line what is wrong with a request, and where; none of its values is repeated.
 
     errors: as pydantic lists them. The default answer of FastAPI repeats each wrong input, up to
     784 of them, and with a NaN among them the answer itself cannot be written as JSON.
     """
     lines = []
     for error in errors[:SHOWN_PROBLEMS]:
-        place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error["loc"])
+        place = ""
+        for part in error["loc"]:
+            place += f"[{part}]" if isinstance(part, int) else f".{part[:SHOWN_NAME]}"
         lines.append(f"{place.removeprefix('.')}: {error['msg']}")
     if len(errors) > SHOWN_PROBLEMS:
         lines.append(f"and {len(errors) - SHOWN_PROBLEMS} more")

@@ -1,12 +1,14 @@
-"""Chapter 15: FSDP2 on the book's GPT, what each rank then holds, and meshes of two dimensions."""
+"""Chapter 15: FSDP2 on the book's GPT, clipping on any mesh, and what each rank then holds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -37,6 +39,39 @@ def shard(model: nn.Module, **options: Any) -> FSDPModule:
 def full_tensors(tensors: Any) -> list[Tensor]:
     """Gather each DTensor among `tensors` on every rank, as a plain tensor; all ranks must call."""
     return [t.full_tensor() if isinstance(t, DTensor) else t for t in tensors]
+
+
+# Clipping
+
+
+def clip_grad_norm(
+    parameters: Iterable[nn.Parameter], limit: float, group: dist.ProcessGroup | None = None
+) -> float:
+    """Scale the gradients down until their common norm is at most `limit`; return it as it was.
+
+    As `torch.nn.utils.clip_grad_norm_`, and also where that raises an error or counts too little:
+    parameters may be DTensors on several meshes, and ordinary tensors, of which every rank must
+    have all. group: ranks with other parameters, such as the stages of a pipeline: their squares
+    are added. Every rank must call it, with at least one parameter that has a gradient.
+    """
+    parameters = [parameter for parameter in parameters if parameter.grad is not None]
+    squares = []
+    for parameter in parameters:
+        norm = parameter.grad.norm()
+        if isinstance(norm, DTensor):  # so far each rank has the norm of its own shard
+            placements = list(norm.placements)
+            for dimension in range(norm.device_mesh.ndim):
+                placements[dimension] = Replicate()
+                norm = norm.redistribute(placements=placements)  # combined along this dimension
+            norm = norm.to_local()
+        squares.append(norm.square())
+    total = torch.stack(squares).sum()
+    if group is not None:
+        dist.all_reduce(total, group=group)
+    norm = total.sqrt()
+    # foreach=False: one tensor at a time, or DTensors and ordinary tensors would be mixed
+    nn.utils.clip_grads_with_norm_(parameters, limit, norm, foreach=False)
+    return norm.item()
 
 
 # What a rank holds

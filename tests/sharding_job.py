@@ -336,6 +336,54 @@ def calls_of(calls):
     return {str(operation).split(".")[-1]: n for operation, n in calls.get_comm_counts().items()}
 
 
+# ---- clipping
+
+LIMIT = 0.1
+
+
+def clipping_model():
+    """Five layers: `parallelize_mlp` splits four, and the last one stays an ordinary tensor."""
+    torch.manual_seed(0)
+    sizes = (4, 8, 4, 8, 4, 2)
+    layers = []
+    for inputs, outputs in itertools.pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs, dtype=torch.float64), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def clipping_gradients(model):
+    x = torch.arange(12, dtype=torch.float64).view(3, 4)
+    model(x).square().mean().backward()
+    return model
+
+
+def clipping():
+    """The norm and the clipped gradients of a model that is divided in one way or another."""
+    found = {}
+    with distributed.process_group(timeout=60) as place:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+        for name in ("plain", "tensor", "data", "both", "twice"):
+            model = clipping_model()
+            if name in ("tensor", "both", "twice"):
+                model = tensor_parallel.parallelize_mlp(model, mesh["tensor"])
+            if name in ("data", "both"):
+                model = sharding.fully_shard(model, mesh=mesh["data"])
+            parameters = list(clipping_gradients(model).parameters())
+            norm = sharding.clip_grad_norm(parameters, LIMIT)
+            if name == "twice":
+                norm = sharding.clip_grad_norm(parameters, LIMIT)
+            found[name] = (norm, sharding.full_tensors(p.grad for p in parameters))
+
+        model = clipping_gradients(clipping_model())
+        layers = [layer for layer in model if isinstance(layer, nn.Linear)]
+        own = layers[place.rank :: place.world_size]  # rank 0 has the first and the last
+        parameters = [p for layer in own for p in layer.parameters()]
+        parameters.append(nn.Parameter(torch.ones(3)))  # without a gradient
+        norm = sharding.clip_grad_norm(parameters, LIMIT, dist.group.WORLD)
+        found["stages"] = (norm, [p.grad for p in parameters[:-1]])
+    return found
+
+
 # ---- pipeline
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}

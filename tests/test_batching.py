@@ -103,6 +103,38 @@ def test_only_the_sample_to_blame_gets_the_error():
     assert values(later) == [10.0]
 
 
+def test_a_caller_that_left_is_not_tried_again():
+    sizes, begun, release = [], threading.Event(), threading.Event()
+
+    def model(x):
+        begun.set()
+        release.wait(10)
+        return one_fails(x)
+
+    async def test(batcher):
+        waiting = [asyncio.create_task(batcher.predict(torch.tensor([n]))) for n in range(4)]
+        await asyncio.to_thread(begun.wait, 10)
+        for task in waiting[:2]:
+            task.cancel()
+        await asyncio.sleep(0)
+        release.set()
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    answers = run(test, model, max_batch=4, on_batch=sizes.append)
+    assert answers[2].item() == 4 and isinstance(answers[3], ArithmeticError)
+    assert sizes == [4, 1, 1]
+
+
+def test_a_batcher_that_was_stopped_can_start_again():
+    async def test(batcher):
+        first = await ask(batcher, [1])
+        await batcher.stop()
+        await batcher.start()
+        return values(first + await ask(batcher, [2]))
+
+    assert run(test) == [2.0, 4.0]
+
+
 def test_a_sample_of_another_shape_fails_alone():
     async def test(batcher):
         odd = asyncio.create_task(batcher.predict(torch.ones(2, 2)))

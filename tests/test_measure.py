@@ -113,15 +113,15 @@ def test_what_is_disturbed_is_measured_again(bench, monkeypatch):
 def test_all_reduces_between_hosts_are_predicted(bench, monkeypatch):
     module = bench("collectives")
     times = {"4": [200.0] * 3, "8": [300.0] * 3}
-    ways = dict.fromkeys(("rank 0", "ring", "tree", "backend"), times)
+    ways = dict.fromkeys(("rank 0", "ring", "tree", "tree, acknowledged", "backend"), times)
     monkeypatch.setattr(module, "between_hosts", lambda count: ways)
     monkeypatch.setattr(module, "CABLE", 40.0)
     rows = module.measure(CPU).rows
-    assert len(rows) == 3 * 4 * 2
+    assert len(rows) == 3 * 5 * 2
     # 4 bytes take 100 ms at 40 bytes/s: 6 of these through rank 0, 6 of a quarter in the ring of 4
-    # (the backend counts as a ring), 4 in the tree; what was measured does not count
+    # (the backend counts as a ring), 4 in the trees; what was measured does not count
     predicted = [row["predicted"] for row in rows if row["ranks"] == 4 and row["bytes"] == 4]
-    assert predicted == [600.0, 150.0, 400.0, 150.0]
+    assert predicted == [600.0, 150.0, 400.0, 400.0, 150.0]
 
 
 def test_hosts_have_cables_of_their_own(bench, monkeypatch):
@@ -131,7 +131,7 @@ def test_hosts_have_cables_of_their_own(bench, monkeypatch):
     monkeypatch.setattr(module, "REPEATS", 3)
     monkeypatch.setattr(module, "SIZES", (2**18,))
     taken = module.between_hosts(2)
-    assert set(taken) == {"rank 0", "ring", "tree", "backend"}
+    assert set(taken) == {"rank 0", "ring", "tree", "tree, acknowledged", "backend"}
     # 256 KiB to rank 0 and back, at 10 MB/s at the most; 16 KiB of each way are a burst
     assert min(taken["rank 0"][str(2**18)]) > 2 * (2**18 - 2**15) / 10e6 * 1e3
 

@@ -344,6 +344,13 @@ def test_only_the_first_problems_are_listed(count):
     assert serving.problems(errors) == expected + ("; and 1 more" if count == 4 else "")
 
 
+def test_a_long_name_is_cut(server):
+    response = server.post("/predict", json={"x" * 60_000: 1})
+    assert response.status_code == 422
+    assert detail(response)[1].endswith(f"; body.{'x' * 30}: Extra inputs are not permitted")
+    assert len(response.content) < 200
+
+
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (

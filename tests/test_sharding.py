@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from helpers import budget, sharding
 from helpers.distributed import spawn
@@ -162,6 +163,37 @@ def test_whole_tensors_are_given_away_as_zero_redundancy_optimizer_does(fsdp):
     shares = sorted(8 * share for share in budget.whole_tensor_shares(tensors, ranks))
     assert sum(held) == sum(shares) + counters
     assert all(0 <= got - want <= counters for got, want in zip(held, shares, strict=True))
+
+
+@pytest.fixture(scope="module")
+def clipped():
+    return spawn(job.clipping, ranks=4)
+
+
+def test_clipping_is_that_of_one_process_however_the_model_is_divided(clipped):
+    plain = job.clipping_gradients(job.clipping_model())
+    want = nn.utils.clip_grad_norm_(plain.parameters(), job.LIMIT).item()
+    assert want > 2 * job.LIMIT
+    for result in clipped:
+        for name in ("plain", "tensor", "data", "both"):
+            norm, gradients = result[name]
+            assert norm == pytest.approx(want, rel=1e-13)
+            for got, parameter in zip(gradients, plain.parameters(), strict=True):
+                assert torch.allclose(got, parameter.grad, rtol=1e-12, atol=1e-15)
+        norm, _ = result["twice"]
+        assert norm == pytest.approx(job.LIMIT, rel=1e-5)
+
+
+def test_clipping_adds_up_what_stages_have(clipped):
+    plain = job.clipping_gradients(job.clipping_model())
+    want = nn.utils.clip_grad_norm_(plain.parameters(), job.LIMIT).item()
+    layers = [layer for layer in plain if isinstance(layer, nn.Linear)]
+    for rank, result in enumerate(clipped):
+        norm, gradients = result["stages"]
+        assert norm == pytest.approx(want, rel=1e-13)
+        own = [p.grad for layer in layers[rank::4] for p in layer.parameters()]
+        for got, expected in zip(gradients, own, strict=True):
+            assert torch.allclose(got, expected, rtol=1e-12, atol=1e-15)
 
 
 def test_a_model_without_blocks_is_refused():

@@ -1,17 +1,22 @@
-"""Chapter 18, exercises: a type, the longest queue, bad samples, retries, a time limit."""
+"""Chapter 18, exercises: a type, an app, the longest queue, bad samples, retries."""
 
-import asyncio
-import inspect
+import json
 import math
 import random
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
+import torch
+import torch.nn.functional as F
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.testclient import TestClient
+from torch import Tensor
 
-from helpers.batching import Closed, QueueFull
 from helpers.exercises.harness import Exercise, WrongAnswer
+from helpers.serving import SIDE, Row, problems
 
 # ---- 1: a type for a request
 
@@ -49,7 +54,100 @@ def _bodies() -> list[tuple[dict]]:
     return [(body,) for body in good + bad]
 
 
-# ---- 2: how long the queue may be
+# ---- 2: several images in one request
+
+
+OneImage = Annotated[list[Row], Field(min_length=SIDE, max_length=SIDE)]
+
+
+class Images(BaseModel):
+    """Images that one client sends together."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    images: Annotated[list[OneImage], Field(min_length=1, max_length=16)]
+
+
+def app_for(model: Callable[[Tensor], Tensor]) -> FastAPI:
+    """Return an app that reads several images by one call of `model`."""
+    app = FastAPI()
+
+    @app.post("/predict")
+    def predict(request: Images) -> dict[str, list[int]]:
+        with torch.inference_mode():
+            rows = model(torch.tensor(request.images))
+        return {"digits": rows.argmax(1).tolist()}
+
+    @app.exception_handler(RequestValidationError)
+    async def explain(request: Any, error: RequestValidationError) -> JSONResponse:
+        return JSONResponse({"detail": problems(error.errors())}, 422)
+
+    return app
+
+
+def _image(digit: float) -> list[list[float]]:
+    return [[digit] * SIDE for _ in range(SIDE)]
+
+
+def _body(kind: str) -> Any:
+    """A body that an app must accept or refuse; the stand-in's digit is the value of a pixel."""
+    if kind.endswith(" images"):
+        return {"images": [_image(number * 3 % 10) for number in range(int(kind.split()[0]))]}
+    good = _image(7)
+    wrong = {
+        "one image": [good],
+        "an image of 27 rows": [good[1:]],
+        "a row of 27 pixels": [[good[0][1:], *good[1:]]],
+        "a pixel of 256": [_image(256)],
+        "a pixel of -1": [_image(-1)],
+        "a NaN": [good, [[math.nan] * SIDE, *good[1:]]],
+        "a string as pixel": [[["7"] * SIDE, *good[1:]]],
+        "one image without a list around it": good,
+    }
+    if kind in wrong:
+        return {"images": wrong[kind]}
+    if kind == "a field too many":
+        return {"images": [good], "top": 3}
+    return {"pixels": good}  # of the chapter's other servers
+
+
+def _client_of(answer: Callable) -> Callable[[str], Any]:
+    """Send a body to the app of an answer, with a model that writes down how it is called."""
+
+    def on(kind: str) -> Any:
+        shapes = []
+
+        def model(pixels: Tensor) -> Tensor:
+            if pixels.dtype != torch.float32:
+                raise WrongAnswer(f"expected pixels of float32 for the model, got {pixels.dtype}")
+            shapes.append(tuple(pixels.shape))
+            return F.one_hot(pixels[:, 0, 0].long(), 10).float()
+
+        app = answer(model)
+        if app is ...:
+            return app
+        if not isinstance(app, FastAPI):
+            raise WrongAnswer(f"expected a FastAPI app, got {type(app).__name__}")
+        body = _body(kind)
+        headers = {"Content-Type": "application/json"}
+        reply = TestClient(app).post("/predict", content=json.dumps(body), headers=headers)
+        if reply.status_code != 200:
+            return reply.status_code
+        if len(shapes) > 1:
+            raise WrongAnswer(f"expected one call of the model, got {len(shapes)}")
+        return reply.json()
+
+    return on
+
+
+def _kinds() -> list[tuple[str]]:
+    good = ["one image", "2 images", "5 images", "16 images"]
+    bad = ["0 images", "17 images", "an image of 27 rows", "a row of 27 pixels", "a pixel of 256"]
+    bad += ["a pixel of -1", "a NaN", "a string as pixel", "one image without a list around it"]
+    bad += ["a field too many", "the field pixels"]
+    return [(kind,) for kind in good + bad]
+
+
+# ---- 3: how long the queue may be
 
 
 def largest_queue(max_batch: int, batch_ms: int, timeout_ms: int) -> int:
@@ -73,7 +171,7 @@ def _limits() -> list[tuple[int, int, int]]:
     return fixed + drawn
 
 
-# ---- 3: a batch with bad samples, in halves
+# ---- 4: a batch with bad samples, in halves
 
 
 def by_halves(model: Callable[[list], list], samples: list) -> list:
@@ -123,7 +221,7 @@ def _batches() -> list[tuple[list[int | None]]]:
     return [(batch,) for batch in found]
 
 
-# ---- 4: what a client may send again
+# ---- 5: what a client may send again
 
 
 def wait_before_retry(status: int, attempt: int, retry_after: float | None) -> float | None:
@@ -142,79 +240,10 @@ def _answers() -> list[tuple[int, int, float | None]]:
     return [*cases, (429, 1, 3.0), (429, 3, 1.0), (503, 3, 5.0), (422, 1, 1.0), (429, 4, 1.0)]
 
 
-# ---- 5: a time limit, and the errors of a batcher as status codes
-
-
-async def respond(batcher: Any, sample: float, seconds: float) -> tuple[int, float | None]:
-    """Return 200 and the row, or 429, 503 or 504 and None."""
-    try:
-        async with asyncio.timeout(seconds):
-            row = await batcher.predict(sample)
-    except QueueFull:
-        return 429, None
-    except Closed:
-        return 503, None
-    except TimeoutError:
-        return 504, None
-    return 200, row
-
-
-class _StandIn:
-    """A batcher that does what a case wants, and counts the calls that nobody has ended."""
-
-    def __init__(self, does: str):
-        self.does = does
-        self.waiting = 0
-
-    async def predict(self, sample: float) -> float:
-        self.waiting += 1
-        try:
-            if self.does == "is full":
-                raise QueueFull("2 samples are waiting already")
-            if self.does == "has stopped":
-                raise Closed("the batcher is not running")
-            if self.does == "fails":
-                raise ZeroDivisionError("the model")
-            if self.does == "is slow":
-                await asyncio.Event().wait()  # for ever
-            await asyncio.sleep(0)
-            return 10 * sample
-        finally:
-            self.waiting -= 1
-
-
-def _run_through(answer: Callable) -> Callable[[str, float, float], Any]:
-    """Run an answer with a batcher of that kind; a sample that still waits after it is wrong."""
-
-    async def run(does: str, sample: float, seconds: float) -> Any:
-        batcher = _StandIn(does)
-        found = answer(batcher, sample, seconds)
-        if found is ...:
-            return found
-        if not inspect.isawaitable(found):
-            raise WrongAnswer("expected a function that begins with async def")
-        found = await found
-        if found is not ... and batcher.waiting:
-            raise WrongAnswer("after the answer, the batcher still computes for this request")
-        return found
-
-    def on(does: str, sample: float, seconds: float) -> Any:
-        with ThreadPoolExecutor(1) as thread:  # the loop of the notebook is running in this one
-            return thread.submit(asyncio.run, run(does, sample, seconds)).result()
-
-    return on
-
-
-def _batchers() -> list[tuple[str, float, float]]:
-    cases = [("answers", float(sample), 30.0) for sample in (1, 2)]
-    cases += [("is full", 3.0, 30.0), ("has stopped", 4.0, 30.0)]
-    return [*cases, ("is slow", 5.0, 0.02), ("fails", 6.0, 30.0)]
-
-
 EXERCISES = {
     "question": Exercise(reference=Question, cases=_bodies, through=_checked_by),
+    "app_for": Exercise(reference=app_for, cases=_kinds, through=_client_of),
     "largest_queue": Exercise(reference=largest_queue, cases=_limits),
     "by_halves": Exercise(reference=by_halves, cases=_batches, through=_counted),
     "wait_before_retry": Exercise(reference=wait_before_retry, cases=_answers),
-    "respond": Exercise(reference=respond, cases=_batchers, through=_run_through),
 }

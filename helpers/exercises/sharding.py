@@ -1,23 +1,27 @@
-"""Chapter 15, exercises: how many GPUs, a program to mend, a layer in parts, micro-batches."""
+"""Chapter 15, exercises: GPUs needed, a program to mend, a mesh, a model to shard, a checkpoint."""
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from helpers.exercises.harness import Exercise, of_each_rank
+from helpers.exercises.harness import Exercise, WrongAnswer
+
+NEAR = 1e-6  # losses that differ by less are equal: a few digits would vary from machine to machine
 
 # ---- 1: how many GPUs
 
 
-def gpus_needed(parameters: int, memory: int, stage: int) -> int | None:
+def gpus_needed(parameters: int, memory: int, level: int) -> int | None:
     """Return the fewest GPUs on which the states fit, in float32 with Adam; None if none suffice.
 
-    parameters: their number. memory: bytes of a GPU for parameters, gradients and state. stage: 0
+    parameters: their number. memory: bytes of a GPU for parameters, gradients and state. level: 0
     for DDP, 1 to 3 for ZeRO.
     """
-    sharded = parameters * (0, 8, 12, 16)[stage]
+    sharded = parameters * (0, 8, 12, 16)[level]
     left = memory - (16 * parameters - sharded)
     if left < 0 or (left == 0 and sharded):
         return None
@@ -26,15 +30,15 @@ def gpus_needed(parameters: int, memory: int, stage: int) -> int | None:
 
 def _trainings() -> list[tuple]:
     billion = 10**9
-    cases = [(7 * billion, 80 * billion, stage) for stage in range(4)]
-    cases += [(billion, 16 * billion, stage) for stage in range(4)]
-    cases += [(7 * billion, 28 * billion, stage) for stage in range(4)]
+    cases = [(7 * billion, 80 * billion, level) for level in range(4)]
+    cases += [(billion, 16 * billion, level) for level in range(4)]
+    cases += [(7 * billion, 28 * billion, level) for level in range(4)]
     cases += [(7 * billion, 28 * billion + 10**6, 2)]  # 84,000 GPUs: far beyond any short search
     cases += [(5, 26, 3)]  # 80 / 3 is more than 26
     return [*cases, (70 * billion, 80 * billion, 3), (100, 10**6, 3), (3, 20, 3)]
 
 
-# ---- 2: a program mended: what each of 2 ranks has returned
+# ---- the chapter's model and data, for what one process gets
 
 
 class _Block(nn.Module):
@@ -49,71 +53,166 @@ class _Block(nn.Module):
         return x + self.down(torch.tanh(self.up(x)))
 
 
-@cache
-def trained_alone() -> float:
-    """Return the loss on all samples after 20 steps of a single process, gradients clipped to 1."""
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(64, 16, generator=generator, dtype=torch.float64)
-    y = torch.sin(x[:, :1]) + x[:, 1:2]
+def _model() -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        blocks = [_Block() for _ in range(4)]
-        model = nn.Sequential(*blocks, nn.Linear(16, 1, dtype=torch.float64))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(20):
+        return nn.Sequential(*(_Block() for _ in range(4)), nn.Linear(16, 1, dtype=torch.float64))
+
+
+def _data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(64, 16, generator=generator, dtype=torch.float64)
+    return x, torch.sin(x[:, :1]) + x[:, 1:2]
+
+
+def _train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, **clip: float) -> list:
+    """Return the loss before each step and after the last one."""
+    x, y = _data()
+    losses = []
+    for _ in range(steps):
         optimizer.zero_grad()
-        F.mse_loss(model(x), y).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), **clip)
         optimizer.step()
-    return F.mse_loss(model(x), y).item()
+        losses.append(loss.item())
+    return [*losses, F.mse_loss(model(x), y).item()]
 
 
-def _alone(rank: int) -> float:
-    return trained_alone()
+# ---- 2: a program mended: what each of 2 ranks has returned
 
 
-# ---- 3: two layers in parts
+@cache
+def trained_alone() -> tuple[float, float]:
+    """Return the loss of a single process before and after 20 steps, gradients clipped to 1."""
+    model = _model()
+    losses = _train(model, torch.optim.SGD(model.parameters(), lr=0.1), 20, max_norm=1.0)
+    return losses[0], losses[-1]
 
 
-def mlp_terms(x: Tensor, up: Tensor, down: Tensor, ranks: int) -> list[Tensor]:
-    """Return the term of each rank; their sum is relu(x upᵀ) downᵀ. x: [B, C], up: [H, C]."""
-    pairs = zip(up.chunk(ranks, 0), down.chunk(ranks, 1), strict=True)
-    return [F.linear(torch.relu(F.linear(x, a)), b) for a, b in pairs]
+def _after_training(answer: Any) -> Callable[[int], Any]:
+    """Say of a wrong loss whose it is, and whether the model has been trained at all."""
+
+    def at(rank: int) -> Any:
+        if callable(answer):
+            return answer(rank)
+        if len(answer) != 2:
+            raise WrongAnswer(f"expected the results of 2 ranks, got {len(answer)}")
+        before, after = trained_alone()
+        if abs(answer[rank] - after) < NEAR:
+            return after
+        words = f"rank {rank} returned a loss of {answer[rank]:.4f}"
+        if abs(answer[rank] - before) < NEAR:
+            raise WrongAnswer(f"{words}, the loss before the first step: nothing was trained")
+        raise WrongAnswer(f"{words}, which is not that of a single process")
+
+    return at
 
 
-def _layers() -> list[tuple]:
-    def numbers(*shape: int) -> Tensor:  # whole: all sums are exact
-        return torch.randint(-4, 5, shape).double()
-
-    return [
-        (numbers(3, 4), numbers(8, 4), numbers(5, 8), 2),
-        (numbers(1, 2), numbers(6, 2), numbers(2, 6), 3),
-        (numbers(4, 3), numbers(7, 3), numbers(3, 7), 2),  # 4 and 3 hidden values
-        (numbers(2, 3), numbers(4, 3), numbers(3, 4), 1),
-    ]
+# ---- 3: a place on a mesh
 
 
-# ---- 4: enough micro-batches
+def on_mesh(rank: int, data: int, tensor: int, samples: int, width: int) -> tuple:
+    """Return the first sample of a rank, how many it has, and the shapes of its two weights.
+
+    The mesh has `data` rows and `tensor` columns. up.weight is [4 width, width], split by
+    ColwiseParallel, and down.weight [width, 4 width], by RowwiseParallel; then FSDP cuts both
+    along dimension 0. All can be divided.
+    """
+    row = rank // tensor
+    count = samples // data
+    up = (4 * width // (tensor * data), width)
+    down = (width // data, 4 * width // tensor)
+    return row * count, count, up, down
 
 
-def micro_batches_for(stages: int, percent: int) -> int:
-    """Return the fewest micro-batches with which the bubble is at most `percent` % of the time."""
-    found = 1
-    while 100 * (stages - 1) > percent * (found + stages - 1):
-        found += 1
-    return found
+def _places() -> list[tuple]:
+    cases = [(rank, 2, 4, 64, 16) for rank in range(8)]
+    cases += [(rank, 4, 2, 64, 16) for rank in (1, 2, 7)]
+    return [*cases, (5, 8, 1, 16, 8), (3, 1, 4, 12, 8), (0, 1, 1, 5, 4)]
 
 
-def _pipelines() -> list[tuple]:
-    cases = [(4, 25), (4, 50), (8, 13), (2, 50), (1, 10), (4, 75), (16, 30), (4, 20)]
-    return [*cases, (5, 35)]  # 7.4: to the nearest is too few
+# ---- 4: a model to shard: what was counted, and what was predicted
+
+COLLECTIVES = {"forward": 6, "backward": 11}  # 5 blocks and the rest; blocks are gathered again
+
+
+def collectives(name: str) -> int:
+    """Return the number of collectives in "forward" or "backward" of the model to shard."""
+    return COLLECTIVES[name]
+
+
+def _counted(answer: Any) -> Callable[[str, str], Any]:
+    """answer: {"counted": {"forward": …, "backward": …}, "predicted": the same}."""
+
+    def at(kind: str, name: str) -> Any:
+        if callable(answer):
+            return answer(name)
+        found = answer[kind]
+        if found is ... or found[name] is ...:
+            return ...
+        if found[name] == COLLECTIVES[name]:
+            return found[name]
+        if kind == "predicted":
+            raise WrongAnswer(f"you predicted {found[name]} collectives in {name}")
+        raise WrongAnswer(
+            f"{found[name]} collectives in {name}: is each block a group, in both lists, and what "
+            "remains another one?"
+        )
+
+    return at
+
+
+# ---- 5: a checkpoint, saved on 2 ranks and loaded on 1
+
+
+@cache
+def resumed_alone() -> tuple[list[float], list[float]]:
+    """Return the losses of steps 0 to 4 and 10 to 14 of a single process with Adam."""
+    model = _model()
+    losses = _train(model, torch.optim.Adam(model.parameters(), lr=0.01), 15)
+    return losses[:5], losses[10:15]
+
+
+def _resumed(answer: Any) -> Callable[[int], Any]:
+    """answer: five losses after loading."""
+
+    def at(step: int) -> Any:
+        if callable(answer):
+            return answer(step)
+        fresh, wanted = resumed_alone()
+        if len(answer) != len(wanted):
+            raise WrongAnswer(f"expected {len(wanted)} losses, got {len(answer)}")
+        if abs(answer[0] - fresh[0]) < NEAR:
+            raise WrongAnswer("the first loss is that of a new model: nothing was loaded")
+        if abs(answer[0] - wanted[0]) >= NEAR:
+            raise WrongAnswer("the first loss is neither that of the saved model nor of a new one")
+        if any(abs(a - b) >= NEAR for a, b in zip(answer, wanted, strict=True)):
+            raise WrongAnswer(
+                "the first loss is right, a later one is not: is the optimizer as it was saved?"
+            )
+        return wanted[step]
+
+    return at
 
 
 EXERCISES = {
     "gpus_needed": Exercise(reference=gpus_needed, cases=_trainings),
     "mended": Exercise(
-        reference=_alone, through=of_each_rank(2, trained_alone), cases=lambda: [(0,), (1,)]
+        reference=lambda rank: trained_alone()[1],
+        through=_after_training,
+        cases=lambda: [(0,), (1,)],
     ),
-    "mlp_terms": Exercise(reference=mlp_terms, cases=_layers),
-    "micro_batches_for": Exercise(reference=micro_batches_for, cases=_pipelines),
+    "on_mesh": Exercise(reference=on_mesh, cases=_places),
+    "tower": Exercise(
+        reference=collectives,
+        through=_counted,
+        cases=lambda: [(kind, name) for kind in ("counted", "predicted") for name in COLLECTIVES],
+    ),
+    "resumed": Exercise(
+        reference=lambda step: resumed_alone()[1][step],
+        through=_resumed,
+        cases=lambda: [(step,) for step in range(5)],
+    ),
 }

@@ -29,10 +29,10 @@ PARALLELISM = Path(__file__).with_name("parallelism.yml")
 # What each rank holds
 
 
-def draw_stage(ax: Axes, stage: int, ranks: int = 4) -> None:
+def draw_level(ax: Axes, level: int, ranks: int = 4) -> None:
     """Draw what each rank stores under DDP (0) and ZeRO-1, 2, 3; the rest is dashed."""
     frame(ax, (-1.9, ranks + 0.1), (-0.75, 3.6), equal=False)
-    sharded = ("optimizer", "gradients", "parameters")[:stage]
+    sharded = ("optimizer", "gradients", "parameters")[:level]
     for row, name in enumerate(("optimizer", "gradients", "parameters")):
         ax.text(-0.15, row + 0.35, name, ha="right", va="center", size=10)
         for rank in range(ranks):
@@ -190,15 +190,19 @@ def calculator() -> None:
             "temporary": memory.PARTS["temporary"],
         },
         facts={"parameter_count": "parameters | 个参数"},
-        capacities=(16, 24, 40, 80, 141),
+        capacities=(16, 24, 40, 80, 141, 192, 288),
         capacity=80,
         note=(
             "One of equal GPUs; 1 GiB is 2³⁰ bytes. ZeRO-2 and ZeRO-3 are fully_shard for each "
-            "block. How long its buffers live depends on the network: in backward they are "
-            "counted as if all lived at once. CUDA, its libraries and what the caching allocator "
-            "cannot use are not included. | "
-            "算的是若干相同 GPU 中的一个；1 GiB 等于 2³⁰ 字节。ZeRO-2 和 ZeRO-3 指对每一块调用 "
-            "fully_shard。它的通信缓冲区存在多久取决于网络，反向部分按同时存在来计。"
+            "block. Mixed precision is autocast with DDP and ZeRO-1; with ZeRO-2 and ZeRO-3 it is "
+            "MixedPrecisionPolicy, which computes everything in 16 bits, so activations are "
+            "smaller. How long fully_shard's buffers live depends on the network: in backward "
+            "they are counted as if all lived at once. CUDA, its libraries and what the caching "
+            "allocator cannot use are not included. | "
+            "算的是若干相同 GPU 中的一个；1 GiB 等于 2³⁰ 字节。ZeRO-2 和 ZeRO-3 "
+            "指对每个 Block 调用 fully_shard。混合精度在 DDP 和 ZeRO-1 下指 autocast，"
+            "在 ZeRO-2 和 ZeRO-3 下指 MixedPrecisionPolicy，后者全部用 16 位计算，所以激活值更小。"
+            "fully_shard 的通信缓冲区存在多久取决于网络，反向部分按同时存在来计。"
             "CUDA、它的库，以及缓存分配器里用不上的部分都不在内。"
         ),
     )

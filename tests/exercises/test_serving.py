@@ -1,13 +1,17 @@
 """Answers to the exercises of chapter 18, right and wrong."""
 
-import asyncio
 from typing import Annotated
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field
+import torch
+from fastapi import FastAPI, HTTPException
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from helpers.batching import Closed, QueueFull
 from helpers.exercises.harness import WrongAnswer, find
+from helpers.exercises.serving import Images
+from helpers.serving import Pixel, Row, problems
 
 
 def question(strict=True, extra="forbid", shortest=1, longest=500, least=1, most=10, default=1):
@@ -104,60 +108,103 @@ def retry(again=(429, 503, 504), last=3, base=0.5, factor=2, obey=True, add=Fals
     return wait_before_retry
 
 
-def responding(full=429, closed=503, late=504, failed=None, by=asyncio.timeout):
-    async def respond(batcher, sample, seconds):
+def reading(
+    strict=True, extra="forbid", least=1, most=16, rows=28, row=Row, explained=True, one_call=True
+):
+    """Return an answer; each option makes one of the mistakes."""
+
+    class Images(BaseModel):
+        model_config = ConfigDict(strict=strict, extra=extra)
+        images: Annotated[
+            list[Annotated[list[row], Field(min_length=rows, max_length=28)]],
+            Field(min_length=least, max_length=most),
+        ]
+
+    def app_for(model):
+        app = FastAPI()
+
+        @app.post("/predict")
+        async def predict(request: Images):
+            pixels = torch.tensor(request.images)
+            if one_call:
+                return {"digits": model(pixels).argmax(1).tolist()}
+            return {"digits": [int(model(each[None]).argmax()) for each in pixels]}
+
+        if explained:
+
+            @app.exception_handler(RequestValidationError)
+            async def explain(request, error):
+                return JSONResponse({"detail": problems(error.errors())}, 422)
+
+        return app
+
+    return app_for
+
+
+def with_the_reader_s_words(model):
+    """Right as well: a body that is no pydantic type, and an error of one's own."""
+    app = FastAPI()
+
+    @app.post("/predict")
+    def predict(body: dict):
         try:
-            async with by(seconds):
-                return 200, await batcher.predict(sample)
-        except QueueFull:
-            return full, None
-        except Closed:
-            return closed, None
-        except TimeoutError:
-            return late, None
-        except ZeroDivisionError:
-            if failed is None:
-                raise
-            return failed, None
+            images = Images.model_validate(body).images
+        except ValidationError:
+            raise HTTPException(422, "no images") from None
+        return {"digits": model(torch.tensor(images)).argmax(1).tolist()}
 
-    return respond
+    return app
 
 
-async def with_wait_for(batcher, sample, seconds):
-    try:
-        row = await asyncio.wait_for(batcher.predict(sample), timeout=seconds)
-    except QueueFull:
-        return 429, None
-    except Closed:
-        return 503, None
-    except TimeoutError:
-        return 504, None
-    return 200, row
+def unchecked(model):
+    app = FastAPI()
+
+    @app.post("/predict")
+    def predict(body: dict):
+        return {"digits": model(torch.tensor(body["images"])).argmax(1).tolist()}
+
+    return app
 
 
-async def leaves_it_waiting(batcher, sample, seconds):
-    task = asyncio.create_task(batcher.predict(sample))
-    done, _ = await asyncio.wait([task], timeout=seconds)
-    if not done:
-        return 504, None
-    try:
-        return 200, task.result()
-    except QueueFull:
-        return 429, None
-    except Closed:
-        return 503, None
+def in_double(model):
+    app = reading()(lambda pixels: model(pixels.double()))
+    return app
 
 
-def not_async(batcher, sample, seconds):
-    return 200, 10 * sample
+def bare_list(model):
+    app = FastAPI()
+
+    @app.post("/predict")
+    def predict(request: Images):
+        return model(torch.tensor(request.images)).argmax(1).tolist()
+
+    return app
+
+
+def at_another_path(model):
+    app = FastAPI()
+
+    @app.post("/read")
+    def predict(request: Images):
+        return {"digits": model(torch.tensor(request.images)).argmax(1).tolist()}
+
+    return app
+
+
+def no_app(model):
+    return {"digits": [0]}
+
+
+NumberOfAnySize = Annotated[list[float], Field(min_length=28, max_length=28)]
+RowOfAnyLength = list[Pixel]
 
 
 RIGHT = {
     "question": [question()],
+    "app_for": [reading(), with_the_reader_s_words],
     "by_halves": [halves(), halves(upper=True)],
     "largest_queue": [queue()],
     "wait_before_retry": [retry()],
-    "respond": [responding(), with_wait_for],
 }
 
 WRONG = {
@@ -203,13 +250,22 @@ WRONG = {
         retry(add=True),
         lambda status, attempt, retry_after: retry_after,
     ],
-    "respond": [
-        responding(full=503),
-        responding(closed=500),
-        responding(late=500),
-        responding(failed=500),
-        leaves_it_waiting,
-        not_async,
+    "app_for": [
+        reading(strict=False),
+        reading(extra="ignore"),
+        reading(least=0),
+        reading(most=17),
+        reading(most=15),
+        reading(rows=1),
+        reading(row=NumberOfAnySize),
+        reading(row=RowOfAnyLength),
+        reading(explained=False),
+        reading(one_call=False),
+        unchecked,
+        in_double,
+        bare_list,
+        at_another_path,
+        no_app,
     ],
 }
 
@@ -230,15 +286,16 @@ def test_what_is_wrong_with_the_halves(answer, error, words):
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (leaves_it_waiting, "after the answer, the batcher still computes for this request"),
-        (not_async, "expected a function that begins with async def"),
+        (reading(one_call=False), "expected one call of the model, got 5"),
+        (in_double, "expected pixels of float32 for the model, got torch.float64"),
+        (no_app, "expected a FastAPI app, got dict"),
     ],
 )
-def test_what_is_wrong_with_a_response(answer, words):
+def test_what_is_wrong_with_an_app(answer, words):
     with pytest.raises(WrongAnswer, match=words):
-        find("serving.respond").through(answer)("is slow", 1.0, 0.02)
+        find("serving.app_for").through(answer)("5 images")
 
 
-def test_an_error_of_the_model_is_passed_on():
-    with pytest.raises(ZeroDivisionError, match="the model"):
-        find("serving.respond").through(responding())("fails", 1.0, 30.0)
+def test_the_default_message_fails_at_a_nan():
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        find("serving.app_for").through(reading(explained=False))("a NaN")

@@ -22,14 +22,14 @@ def faces(ax):
     return [to_hex(patch.get_facecolor()).upper() for patch in ax.patches]
 
 
-@pytest.mark.parametrize("stage", range(4))
-def test_each_stage_shards_one_thing_more(ax, stage):
-    pictures.draw_stage(ax, stage)
+@pytest.mark.parametrize("level", range(4))
+def test_each_level_shards_one_thing_more(ax, level):
+    pictures.draw_level(ax, level)
     colored = {name: faces(ax).count(PURPOSES[name].upper()) for name in pictures.STORED}
     for number, name in enumerate(("optimizer", "gradients", "parameters")):
-        assert colored[name] == (4 if number < stage else 16)
+        assert colored[name] == (4 if number < level else 16)
     sizes = ["8P", "4P", "4P"]  # of each; on the page from left to right the other way round
-    terms = [f"{size}/4" if number < stage else size for number, size in enumerate(sizes)]
+    terms = [f"{size}/4" if number < level else size for number, size in enumerate(sizes)]
     assert shown(ax)[-1] == " + ".join(reversed(terms))
 
 
@@ -69,7 +69,7 @@ def test_the_tree_is_shown_and_links_to_sections_that_exist(monkeypatch):
     bundles = []
     monkeypatch.setattr(decisions, "display", lambda bundle, raw: bundles.append(bundle))
     pictures.parallelism_tree()
-    assert bundles[0]["text/plain"].endswith(" 9 endings>")
+    assert bundles[0]["text/plain"].endswith(" 11 endings>")
 
     labels = set()
     for path in (Path(__file__).parents[2] / "notebooks").glob("*.ipynb"):
