@@ -60,3 +60,15 @@ def test_a_result_too_many_or_too_few_is_said_so(name, ranks):
 def test_half_an_answer_about_a_run_is_none(found, capsys):
     check("distributed.culprit", {**CULPRIT, "A": found})
     assert capsys.readouterr().out == f"✗ {UNANSWERED}\n"
+
+
+def test_tensors_in_place_of_numbers_are_said_so():
+    results = [*parallel(0)[:5], torch.tensor(0.5)]
+    with pytest.raises(WrongAnswer, match="expected numbers, such as those from"):
+        EXERCISES["parallel"].through([results] * 2)(0)
+
+
+def test_an_unknown_cause_is_said_so():
+    answer = EXERCISES["culprit"].through({**CULPRIT, "A": (3, "disk")})
+    with pytest.raises(WrongAnswer, match="expected a cause, one of"):
+        answer("A")

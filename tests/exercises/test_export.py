@@ -4,6 +4,7 @@ from torch.export import Dim
 
 from helpers.exercises import check
 from helpers.exercises.export import Scaled
+from helpers.exercises.harness import WrongAnswer, find
 
 
 def shapes(low=1, batches=32, lengths=128, mask=True, axes=(0, 1)):
@@ -227,3 +228,9 @@ WRONG = {
 def test_the_message_says_what_is_wrong(capsys, name, answer, words):
     check(f"export.{name}", answer)
     assert words in capsys.readouterr().out
+
+
+def test_an_answer_that_writes_no_file():
+    exercise = find("export.write_onnx")
+    with pytest.raises(WrongAnswer, match="expected a file at the path, got none"):
+        exercise.through(file_of(Scaled, save=False))(*exercise.cases()[0])
