@@ -26,7 +26,7 @@
     13_kernels         kernels         softmax, norms, matmul, attention… in Triton, a file each
     14_distributed     distributed     ranks started from a notebook, joined in a process group
                        ranks           what they print, who of them failed first
-                       data_parallel   DDP's buckets: counted, and on a timeline with backward
+                       data_parallel   DDP's buckets on a timeline with backward
     14_distributed_scaling  distributed_scaling  all-reduces through one rank and in two levels
                        collectives     ring and tree all-reduce, step by step, and what they cost
     15_sharding        sharding        FSDP2 and the bytes that each rank holds

@@ -1,51 +1,15 @@
-"""Chapter 14: what DDP sends: its buckets, counted, and reduced while backward still runs."""
+"""Chapter 14: what DDP sends: its buckets, reduced while backward still runs."""
 
 import itertools
 import json
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.nn.parallel import DistributedDataParallel
 
 from helpers import profiling
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Gradients that DDP reduced together: their bytes, the names of their parameters."""
-
-    index: int
-    bytes: int
-    parameters: tuple[str, ...]
-
-
-def record_buckets(model: DistributedDataParallel) -> list[list[Bucket]]:
-    """Return a list that grows by one entry a synchronised backward pass: its buckets, in order.
-
-    Uses DDP's communication hook, of which a model can have one; gradients are averaged as
-    without it. Passes under `no_sync` reduce nothing and leave no entry. The first pass may show
-    one bucket for everything: DDP orders its buckets by what it sees there.
-    """
-    names = {p: name for name, p in model.module.named_parameters()}
-    passes: list[list[Bucket]] = []
-    open_pass: list[Bucket] = []
-
-    def note(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        held = tuple(names[p] for p in bucket.parameters())
-        open_pass.append(Bucket(bucket.index(), bucket.buffer().nbytes, held))
-        if bucket.is_last():
-            passes.append(list(open_pass))
-            open_pass.clear()
-        return default_hooks.allreduce_hook(None, bucket)
-
-    model.register_comm_hook(None, note)
-    return passes
 
 
 def trace_step(step: Callable[[], object]) -> list[dict[str, Any]]:

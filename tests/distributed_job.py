@@ -283,7 +283,6 @@ def ddp_gradients():
             model, x, y = make()
             mine, labels = (t.chunk(place.world_size)[place.rank] for t in (x, y))
             model = DistributedDataParallel(model, bucket_cap_mb=1e-4)  # 105 bytes: several
-            passes = data_parallel.record_buckets(model)
             loss_of(model, mine, labels).backward()
             results[name] = gradients(model)
 
@@ -294,7 +293,6 @@ def ddp_gradients():
             results[name, "alone"] = gradients(model)
             (loss_of(model, *halves[1]) / 2).backward()
             results[name, "accumulated"] = gradients(model)
-            results[name, "passes"] = passes
     return results
 
 

@@ -294,7 +294,9 @@ def test_what_is_no_traceback_stays_as_it_is():
 PAGE = """<nav><p>not this</p></nav><article class="bd-article"><section id="ch-x">
 <h1>Tensors<a class="headerlink" href="#ch-x">#</a></h1><p>A <strong>tensor</strong>:<br>data.</p>
 <section id="x-views"><h2>Views of <code>x</code></h2><p>No copy.</p>
-<div class="cell"><div class="cell_input"><pre>x.view(2)</pre></div>
+<div class="cell"><div class="cell_input"><pre><span class="n">copy</span> <span>=</span>
+<span>torch</span><span>.</span><span>full</span>(2); <span class="n">copy</span>.view(copy)
+<span class="c1"># a comment</span></pre></div>
 <div class="cell_output"><div><pre>12345</pre></div></div></div>
 <script>let hidden;</script></section><p>After.</p></section></article><footer>nor this</footer>"""
 
@@ -302,7 +304,7 @@ PAGE = """<nav><p>not this</p></nav><article class="bd-article"><section id="ch-
 def test_the_search_knows_sections():
     assert search.Article(PAGE).sections == [
         ["ch-x", "Tensors", "A tensor: data. After."],
-        ["x-views", "Views of x", "No copy. x.view(2)"],
+        ["x-views", "Views of x", "No copy. torch.full copy.view"],
     ]
     path, title, sections = search.page("a.html", PAGE, {"x-views": ["视图", "view"]})
     assert (path, title) == ("a.html", "Tensors")

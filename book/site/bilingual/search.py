@@ -22,10 +22,15 @@ SILENT_TAGS = frozenset(("script", "style", "svg", "button", "label"))
 # solutions would be given away, and nobody looks for a folded check
 FOLDED = ("tag_evidence", "tag_solution")
 SILENT_CLASSES = frozenset(("headerlink", "cell_output", "prev-next-footer", *FOLDED))
+COMMENTS = frozenset(("c1", "ch"))  # as Pygments calls them
+NAME = re.compile(r"[A-Za-z_]\w{2,}(?:\.\w+)*", re.ASCII)  # torch.cuda.synchronize; not x or to
 
 
 class Article(HTMLParser):
-    """The sections of a page: address, title, text; without outputs, drawings and folded cells."""
+    """The sections of a page: address, title, text; without outputs, drawings and folded cells.
+
+    Of code, each name is there once: all of it would be a third of what a reader has to load.
+    """
 
     def __init__(self, html: str):
         super().__init__()
@@ -34,6 +39,8 @@ class Article(HTMLParser):
         self.inside = self.silent = False
         self.heading = False
         self.current = -1
+        self.code: str | None = None  # of a cell that is open
+        self.depth = 0  # of `open`, outside that cell
         self.feed(html)
         self.sections = [[" ".join(part.split()) for part in one] for one in self.sections]
 
@@ -46,8 +53,11 @@ class Article(HTMLParser):
             self.say(" ")
         if not self.inside or tag in VOID:
             return
+        if "cell_input" in classes and self.code is None:
+            self.code, self.depth = "", len(self.open)
         self.open.append((tag, self.silent, self.current))
         self.silent = self.silent or tag in SILENT_TAGS or bool(classes & SILENT_CLASSES)
+        self.silent = self.silent or (self.code is not None and bool(classes & COMMENTS))
         if tag == "section" and attrs.get("id"):
             self.current = len(self.sections)
             self.sections.append([attrs["id"], "", ""])
@@ -62,6 +72,9 @@ class Article(HTMLParser):
                 self.heading = False
             if closed == tag:
                 break
+        if self.code is not None and len(self.open) == self.depth:
+            code, self.code = self.code, None
+            self.say_names(code)
         if tag in BLOCKS:
             self.say(" ")
         self.inside = bool(self.open)
@@ -70,8 +83,18 @@ class Article(HTMLParser):
         if self.inside and not self.silent:
             self.say(data)
 
+    def say_names(self, code: str) -> None:
+        """Each name that the section does not have yet."""
+        if self.current < 0:
+            return
+        known = set(NAME.findall(self.sections[self.current][2]))
+        new = [name for name in dict.fromkeys(NAME.findall(code)) if name not in known]
+        self.say(" " + " ".join(new) + " ")
+
     def say(self, words: str) -> None:
-        if self.current >= 0:
+        if self.code is not None:
+            self.code += words
+        elif self.current >= 0:
             self.sections[self.current][1 if self.heading else 2] += words
 
 
