@@ -1,4 +1,4 @@
-"""Chapter 14, exercises: which collective, an exchange, a loop made parallel, who was to blame."""
+"""Chapter 14, exercises: a collective, an exchange, a loop made parallel, the blame, mistakes."""
 
 import math
 from collections.abc import Callable
@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from helpers.exercises.harness import RTOL, Exercise, WrongAnswer, of_each_rank
 
-# ---- 1 and 4: a letter for each question; 2 and 3: what each rank has returned
+# ---- 1 and 4: a letter for each question; 2, 3 and 5: what each rank has returned
 
 
 def _at(answer: Any) -> Callable[[Any], Any]:
@@ -42,18 +42,44 @@ def parallel(rank: int) -> list[float]:
 
     Return four weights, the number of samples and the last loss, that of all 16 samples.
     """
+    model, (x, y) = _model(), _data(64)
+    loss = _train_epoch(model, x, y, torch.arange(64))
+    return [*model[0].weight[0, :4].tolist(), len(x) // 2, loss]
+
+
+def repaired(rank: int) -> list[float]:
+    """Train as buggy.py of the chapter should, in one process; return the loss after each epoch."""
+    model, (x, y) = _model(), _data(75)
+    losses = []
+    for epoch in range(2):
+        order = torch.randperm(64, generator=torch.Generator().manual_seed(epoch))
+        _train_epoch(model, x, y, order)
+        with torch.no_grad():
+            losses.append(F.mse_loss(model(x[64:]), y[64:]).item())
+    return losses
+
+
+def _model() -> nn.Sequential:
     torch.manual_seed(0)
     first = nn.Linear(8, 16, dtype=torch.float64)
-    model = nn.Sequential(first, nn.Tanh(), nn.Linear(16, 1, dtype=torch.float64))
-    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    y = torch.sin(x[:, :1]) + x[:, 1:2]
+    return nn.Sequential(first, nn.Tanh(), nn.Linear(16, 1, dtype=torch.float64))
+
+
+def _data(samples: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(samples, 8, generator=generator, dtype=torch.float64)
+    return x, torch.sin(x[:, :1]) + x[:, 1:2]
+
+
+def _train_epoch(model: nn.Sequential, x: Tensor, y: Tensor, order: Tensor) -> float:
+    """Train on the samples in this order, 16 in each step; return the last loss."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for inputs, targets in zip(x.split(16), y.split(16), strict=True):
+    for batch in order.split(16):
         optimizer.zero_grad()
-        loss = F.mse_loss(model(inputs), targets)
+        loss = F.mse_loss(model(x[batch]), y[batch])
         loss.backward()
         optimizer.step()
-    return [*first.weight[0, :4].tolist(), len(x) // 2, loss.item()]
+    return loss.item()
 
 
 def _trained(answer: Any) -> Callable[[int], Any]:
@@ -78,6 +104,28 @@ def _trained(answer: Any) -> Callable[[int], Any]:
         if not _close(loss, right_loss):
             raise WrongAnswer(f"rank {rank}: the loss is not right: {loss}")
         return results
+
+    return at
+
+
+def _evaluated(answer: Any) -> Callable[[int], Any]:
+    """Return the test losses of a rank, or say after which epoch the loss is not right."""
+
+    def at(rank: int) -> Any:
+        losses = of_each_rank(2)(answer)(rank)
+        if callable(answer):
+            return losses
+        if not isinstance(losses, (tuple, list)) or len(losses) != 2:
+            raise WrongAnswer(f"rank {rank}: expected 2 test losses, one after each epoch")
+        if not all(isinstance(loss, Number) for loss in losses):
+            raise WrongAnswer(f"rank {rank}: expected numbers, such as those from .item()")
+        for epoch, right in enumerate(repaired(rank)):
+            if not _close(losses[epoch], right):
+                raise WrongAnswer(
+                    f"rank {rank}: the test loss after epoch {epoch} is not right: "
+                    f"{losses[epoch]:.4f}"
+                )
+        return losses
 
     return at
 
@@ -108,4 +156,5 @@ EXERCISES = {
     "culprit": Exercise(
         reference=CULPRIT, through=_rank_and_cause, cases=lambda: [(key,) for key in CULPRIT]
     ),
+    "repaired": Exercise(reference=repaired, through=_evaluated, cases=lambda: [(0,), (1,)]),
 }
