@@ -1,4 +1,4 @@
-"""Chapter 15, exercises: GPUs needed, a program to mend, a mesh, a model to shard, a checkpoint."""
+"""Chapter 15, exercises: GPUs needed, a program to mend, a mesh, a pipeline, a batch for FSDP."""
 
 from collections.abc import Callable
 from functools import cache
@@ -133,68 +133,52 @@ def _places() -> list[tuple]:
     return [*cases, (5, 8, 1, 16, 8), (3, 1, 4, 12, 8), (0, 1, 1, 5, 4)]
 
 
-# ---- 4: a model to shard: what was counted, and what was predicted
-
-COLLECTIVES = {"forward": 6, "backward": 11}  # 5 blocks and the rest; blocks are gathered again
+# ---- 4: a pipeline
 
 
-def collectives(name: str) -> int:
-    """Return the number of collectives in "forward" or "backward" of the model to shard."""
-    return COLLECTIVES[name]
+def pipeline_plan(stages: int, stage: int, percent: int) -> tuple[int, int]:
+    """Return the fewest micro-batches, and for how many of them a stage stores activations.
+
+    The bubble is at most `percent`% of the time, and 1F1B needs as many micro-batches as stages.
+    """
+    waiting = stages - 1
+    whole = -(-100 * waiting // percent)  # m + s - 1, rounded up
+    return max(whole - waiting, stages), stages - stage
 
 
-def _counted(answer: Any) -> Callable[[str, str], Any]:
-    """answer: {"counted": {"forward": …, "backward": …}, "predicted": the same}."""
-
-    def at(kind: str, name: str) -> Any:
-        if callable(answer):
-            return answer(name)
-        found = answer[kind]
-        if found is ... or found[name] is ...:
-            return ...
-        if found[name] == COLLECTIVES[name]:
-            return found[name]
-        if kind == "predicted":
-            raise WrongAnswer(f"you predicted {found[name]} collectives in {name}")
-        raise WrongAnswer(
-            f"{found[name]} collectives in {name}: is each block a group, in both lists, and what "
-            "remains another one?"
-        )
-
-    return at
+def _pipelines() -> list[tuple]:
+    cases = [(4, stage, 10) for stage in range(4)]
+    cases += [(4, 1, 75), (8, 7, 60), (2, 0, 50)]  # as many as stages are enough, or needed
+    cases += [(8, 0, 7), (8, 3, 1), (64, 5, 3), (6, 2, 100)]
+    return [*cases, (1, 0, 5), (3, 2, 30)]
 
 
-# ---- 5: a checkpoint, saved on 2 ranks and loaded on 1
+# ---- 5: the smallest batch with which gathering is hidden
 
 
-@cache
-def resumed_alone() -> tuple[list[float], list[float]]:
-    """Return the losses of steps 0 to 4 and 10 to 14 of a single process with Adam."""
-    model = _model()
-    losses = _train(model, torch.optim.Adam(model.parameters(), lr=0.01), 15)
-    return losses[:5], losses[10:15]
+def smallest_batch(
+    machines: int, gpus: int, cards: int, card: int, operations: int, length: int
+) -> int:
+    """Return the fewest sequences of a batch for which T >= C / beta on each GPU.
+
+    beta is the bandwidth of all cards of a machine together. Every GPU has equally many sequences.
+    """
+    each = 1
+    needed = operations // (cards * card * length)  # rounded down: a first guess without floats
+    if needed > 1:
+        each = needed
+    if each * length * cards * card < operations:
+        each += 1
+    return machines * gpus * each
 
 
-def _resumed(answer: Any) -> Callable[[int], Any]:
-    """answer: five losses after loading."""
-
-    def at(step: int) -> Any:
-        if callable(answer):
-            return answer(step)
-        fresh, wanted = resumed_alone()
-        if len(answer) != len(wanted):
-            raise WrongAnswer(f"expected {len(wanted)} losses, got {len(answer)}")
-        if abs(answer[0] - fresh[0]) < NEAR:
-            raise WrongAnswer("the first loss is that of a new model: nothing was loaded")
-        if abs(answer[0] - wanted[0]) >= NEAR:
-            raise WrongAnswer("the first loss is neither that of the saved model nor of a new one")
-        if any(abs(a - b) >= NEAR for a, b in zip(answer, wanted, strict=True)):
-            raise WrongAnswer(
-                "the first loss is right, a later one is not: is the optimizer as it was saved?"
-            )
-        return wanted[step]
-
-    return at
+def _clusters() -> list[tuple]:
+    flops, card = 400 * 10**12, 25 * 10**9
+    cases = [(4, 8, cards, card, flops, 4096) for cards in (8, 4, 1)]
+    cases += [(2, 4, 4, 2 * card, flops, length) for length in (256, 1000, 8192)]
+    cases += [(2, 8, 8, card, flops, 2000), (2, 8, 8, card, flops, 1999)]  # exactly, and nearly
+    cases += [(3, 2, 1, 1, 10**17 + 1, 1)]  # more than a float can count
+    return [*cases, (16, 8, 8, 2 * card, flops, 512), (2, 1, 1, card, flops, 4096)]
 
 
 EXERCISES = {
@@ -205,14 +189,6 @@ EXERCISES = {
         cases=lambda: [(0,), (1,)],
     ),
     "on_mesh": Exercise(reference=on_mesh, cases=_places),
-    "tower": Exercise(
-        reference=collectives,
-        through=_counted,
-        cases=lambda: [(kind, name) for kind in ("counted", "predicted") for name in COLLECTIVES],
-    ),
-    "resumed": Exercise(
-        reference=lambda step: resumed_alone()[1][step],
-        through=_resumed,
-        cases=lambda: [(step,) for step in range(5)],
-    ),
+    "pipeline_plan": Exercise(reference=pipeline_plan, cases=_pipelines),
+    "smallest_batch": Exercise(reference=smallest_batch, cases=_clusters),
 }

@@ -4,7 +4,7 @@ import re
 import pytest
 
 from helpers.exercises.harness import WrongAnswer, find
-from helpers.exercises.sharding import resumed_alone, trained_alone
+from helpers.exercises.sharding import trained_alone
 
 
 def gpus_by_hand(parameters, memory, level):
@@ -90,22 +90,93 @@ def place_with_rows_of_down(rank, data, tensor, samples, width):
     return first, count, up, [width // data // tensor, 4 * width]
 
 
-def counted(forward, backward, predicted=(6, 11)):
-    return {
-        "counted": {"forward": forward, "backward": backward},
-        "predicted": {"forward": predicted[0], "backward": predicted[1]},
-    }
+def plan(stages, stage, percent):
+    """Searched, instead of solved."""
+    count = stages  # 1F1B needs as many
+    while 100 * (stages - 1) > percent * (count + stages - 1):
+        count += 1
+    return [count, stages - stage]
+
+
+def plan_of_any_count(stages, stage, percent):
+    """Fewer micro-batches than stages, which 1F1B refuses."""
+    _, stored = plan(stages, stage, percent)
+    return max(1, -(-100 * (stages - 1) // percent) - stages + 1), stored
+
+
+def plan_of_gpipe(stages, stage, percent):
+    count, _ = plan(stages, stage, percent)
+    return count, count
+
+
+def plan_counted_from_the_front(stages, stage, percent):
+    count, _ = plan(stages, stage, percent)
+    return count, stage + 1
+
+
+def plan_by_stages(stages, stage, percent):
+    """The bubble as (s - 1) / m: its share of the work, not of the time."""
+    return max(stages, -(-100 * (stages - 1) // percent)), stages - stage
+
+
+def plan_rounded_down(stages, stage, percent):
+    return max(stages, 100 * (stages - 1) // percent - stages + 1), stages - stage
+
+
+def plan_with_one_too_many(stages, stage, percent):
+    """The bubble below the limit, and never equal to it."""
+    return max(stages, 100 * (stages - 1) // percent - stages + 2), stages - stage
+
+
+def batch(machines, gpus, cards, card, operations, length):
+    per_gpu = 1
+    while per_gpu * length * cards * card < operations and per_gpu < 10**6:
+        per_gpu += 1
+    if per_gpu == 10**6:
+        per_gpu = (operations + cards * card * length - 1) // (cards * card * length)
+    return machines * gpus * per_gpu
+
+
+def batch_by_one_card(machines, gpus, cards, card, operations, length):
+    """As if each GPU gathered everything through a card of its own."""
+    return batch(machines, gpus, 1, card, operations, length)
+
+
+def batch_by_all_machines(machines, gpus, cards, card, operations, length):
+    """As if the cards of all machines delivered to each GPU."""
+    return batch(machines, gpus, cards * machines, card, operations, length)
+
+
+def batch_per_machine(machines, gpus, cards, card, operations, length):
+    """As if the GPUs of a machine needed the tokens together."""
+    needed = -(-operations // (cards * card * length))
+    return machines * max(gpus, needed)
+
+
+def batch_of_part_of_a_sequence(machines, gpus, cards, card, operations, length):
+    return -(-machines * gpus * operations // (cards * card * length))
+
+
+def batch_rounded_down(machines, gpus, cards, card, operations, length):
+    return machines * gpus * max(1, operations // (cards * card * length))
+
+
+def batch_of_floats(machines, gpus, cards, card, operations, length):
+    return machines * gpus * math.ceil(operations / (cards * card * length))
+
+
+def batch_with_one_too_many(machines, gpus, cards, card, operations, length):
+    return machines * gpus * (operations // (cards * card * length) + 1)
 
 
 BEFORE, AFTER = trained_alone()
-FRESH, RESUMED = resumed_alone()
 
 RIGHT = {
     "gpus_needed": [gpus_by_hand],
     "mended": [[AFTER] * 2, [AFTER + 2e-7] * 2],
     "on_mesh": [place],
-    "tower": [counted(6, 11)],
-    "resumed": [RESUMED, [loss + 1e-9 for loss in RESUMED]],
+    "pipeline_plan": [plan],
+    "smallest_batch": [batch],
 }
 WRONG = [
     ("gpus_needed", gpus_always_all, "expected NoneType"),
@@ -123,21 +194,21 @@ WRONG = [
     ("on_mesh", place_on_rows_of_tensor, "value is not right"),
     ("on_mesh", place_without_fsdp, "result 3: result 1: value is not right: 16"),
     ("on_mesh", place_with_rows_of_down, "result 4: result 1: value is not right: 2"),
-    ("tower", counted(1, 1), "1 collectives in forward: is each block a group"),  # the root alone
-    ("tower", counted(4, 7), "4 collectives in forward"),  # one of two lists
-    ("tower", counted(5, 5), "5 collectives in forward"),  # without the root
-    ("tower", counted(6, 12), "12 collectives in backward"),
-    ("tower", counted(6, 11, (6, 6)), "you predicted 6 collectives in backward"),
-    ("tower", counted(6, 11, (7, 11)), "you predicted 7 collectives in forward"),
-    ("resumed", FRESH, "the first loss is that of a new model: nothing was loaded"),
-    ("resumed", [RESUMED[0], *FRESH[1:]], "the first loss is right, a later one is not"),
-    ("resumed", [loss + 0.1 for loss in RESUMED], "neither that of the saved model nor"),
-    ("resumed", RESUMED[1:], "expected 5 losses, got 4"),
-    ("resumed", [*RESUMED, 0.0], "expected 5 losses, got 6"),
+    ("pipeline_plan", plan_of_any_count, "result 1: value is not right"),
+    ("pipeline_plan", plan_of_gpipe, "result 2: value is not right"),
+    ("pipeline_plan", plan_counted_from_the_front, "result 2: value is not right"),
+    ("pipeline_plan", plan_by_stages, "result 1: value is not right"),
+    ("pipeline_plan", plan_rounded_down, "result 1: value is not right"),
+    ("pipeline_plan", plan_with_one_too_many, "result 1: value is not right"),
+    ("smallest_batch", batch_by_one_card, "value is not right"),
+    ("smallest_batch", batch_by_all_machines, "value is not right"),
+    ("smallest_batch", batch_per_machine, "value is not right"),
+    ("smallest_batch", batch_of_part_of_a_sequence, "value is not right"),
+    ("smallest_batch", batch_rounded_down, "value is not right"),
+    ("smallest_batch", batch_of_floats, "value is not right"),
+    ("smallest_batch", batch_with_one_too_many, "value is not right"),
 ]
-STUBS = {"tower": {"counted": ..., "predicted": {"forward": ..., "backward": ...}}}
-
-TOLD = [entry for entry in WRONG if entry[0] in ("mended", "tower", "resumed")]
+TOLD = [entry for entry in WRONG if entry[0] == "mended"]
 
 
 @pytest.mark.parametrize(("name", "answer", "words"), TOLD)
