@@ -1,4 +1,4 @@
-"""Chapter 18, exercises: a type, an app, the longest queue, bad samples, retries."""
+"""Chapter 18, exercises: a type, an app, the longest queue, bad samples."""
 
 import json
 import math
@@ -221,29 +221,9 @@ def _batches() -> list[tuple[list[int | None]]]:
     return [(batch,) for batch in found]
 
 
-# ---- 5: what a client may send again
-
-
-def wait_before_retry(status: int, attempt: int, retry_after: float | None) -> float | None:
-    """Return seconds, or None where the same request would only fail again."""
-    if status not in (429, 503, 504) or attempt >= 4:
-        return None
-    wait = 0.5 * 2 ** (attempt - 1)
-    if retry_after is not None:
-        wait = max(wait, retry_after)
-    return wait
-
-
-def _answers() -> list[tuple[int, int, float | None]]:
-    cases = [(status, 1, None) for status in (200, 400, 404, 413, 415, 422, 429, 500, 503, 504)]
-    cases += [(503, attempt, None) for attempt in (2, 3, 4, 5)]
-    return [*cases, (429, 1, 3.0), (429, 3, 1.0), (503, 3, 5.0), (422, 1, 1.0), (429, 4, 1.0)]
-
-
 EXERCISES = {
     "question": Exercise(reference=Question, cases=_bodies, through=_checked_by),
     "app_for": Exercise(reference=app_for, cases=_kinds, through=_client_of),
     "largest_queue": Exercise(reference=largest_queue, cases=_limits),
     "by_halves": Exercise(reference=by_halves, cases=_batches, through=_counted),
-    "wait_before_retry": Exercise(reference=wait_before_retry, cases=_answers),
 }

@@ -96,18 +96,6 @@ def queue(running=1, partial=False, negative=False, up=False):
     return largest_queue
 
 
-def retry(again=(429, 503, 504), last=3, base=0.5, factor=2, obey=True, add=False):
-    def wait_before_retry(status, attempt, retry_after):
-        if status not in again or attempt > last:
-            return None
-        wait = base * factor ** (attempt - 1)
-        if retry_after is None or not obey:
-            return wait
-        return wait + retry_after if add else max(wait, retry_after)
-
-    return wait_before_retry
-
-
 def reading(
     strict=True, extra="forbid", least=1, most=16, rows=28, row=Row, explained=True, one_call=True
 ):
@@ -204,7 +192,6 @@ RIGHT = {
     "app_for": [reading(), with_the_reader_s_words],
     "by_halves": [halves(), halves(upper=True)],
     "largest_queue": [queue()],
-    "wait_before_retry": [retry()],
 }
 
 WRONG = {
@@ -237,18 +224,6 @@ WRONG = {
         lambda max_batch, batch_ms, timeout_ms: (
             max((timeout_ms - 1) // batch_ms - 1, 0) * max_batch
         ),
-    ],
-    "wait_before_retry": [
-        retry(again=(429, 500, 503, 504)),
-        retry(again=(422, 429, 503, 504)),
-        retry(again=(429,)),
-        retry(last=99),
-        retry(last=4),
-        retry(factor=1),
-        retry(base=1),
-        retry(obey=False),
-        retry(add=True),
-        lambda status, attempt, retry_after: retry_after,
     ],
     "app_for": [
         reading(strict=False),
