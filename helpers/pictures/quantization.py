@@ -1,12 +1,11 @@
-"""Chapter 16, drawn: a weight's histogram on its grid, sizes and speeds of a record."""
+"""Chapter 16, drawn: a weight's histogram on its grid."""
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from helpers.page.records import Record
-from helpers.pictures.draw import BLUE, GRAY, GREEN, ORANGE, PALE
+from helpers.pictures.draw import ORANGE, PALE
 from helpers.quantization import grid_of, relative_error
 
 BINS = 60
@@ -38,23 +37,3 @@ def draw_grid(ax: Axes, weight: Tensor, bits: int, outlier: float) -> None:
     error_own = relative_error(rest, own.round_trip(stretched)[1:])
     title = f"error: one scale {error_shared:.0%}   a scale per row {error_own:.1%}"
     ax.set_title(title, size=10)
-
-
-def draw_trade(ax: Axes, record: Record, model: str, batch: int) -> None:
-    """Draw each way of a record: how many times smaller than float32 it is, and how fast."""
-    rows = [row for row in record.rows if row["model"] == model and row["batch"] == batch]
-    base = next(row["size"] for row in rows if row["method"] == "float32")
-    for place, row in enumerate(rows):
-        low, middle, high = row["same"]
-        color = GREEN if low > 1 else (ORANGE if high < 1 else GRAY)
-        ax.barh(place, middle, height=0.62, color=color)
-        ax.plot([low, high], [place, place], color="black", lw=1.2)
-        ax.text(
-            max(high, middle), place, f"  {base / row['size']:.1f}× smaller", va="center", size=8
-        )
-    ax.axvline(1, color=BLUE, lw=1)
-    ax.set_yticks(range(len(rows)), [row["method"] for row in rows], size=8)
-    ax.invert_yaxis()
-    longest = max(row["same"][2] for row in rows)
-    ax.set(xlim=(0, 1.35 * longest), xlabel="times as fast as float32, run in the same way")
-    ax.set_title(f"{model}, batch {batch}", size=10)
