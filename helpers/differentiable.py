@@ -1,8 +1,8 @@
 """Chapter 20: simulators, a renderer, a planner: programs with gradients; fits, error bars."""
 
 # Nearly everything here is made of ordinary tensor operations, so that autograd and `torch.func` go
-# through it. Not so `FixedPoint`, which autograd alone can use, and the bounces, whose `if` looks
-# at a number, so that `vmap` cannot. Units are meters, seconds and radians where nothing is said.
+# through it. Not so the bounces, whose `if` looks at a number, so that `vmap` cannot. Units are
+# meters, seconds and radians where nothing is said.
 
 from collections.abc import Callable
 from typing import Any
@@ -227,14 +227,21 @@ class FixedPoint(torch.autograd.Function):
     dL/du = (I - D W)⁻ᵀ dL/dz times D, with D = diag(1 - z²). Nothing but z and W is kept.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, u: Tensor, steps: int) -> Tensor:
+    def forward(weight: Tensor, u: Tensor, steps: int) -> Tensor:
         """Repeat `steps` times from 0."""
         z = torch.zeros_like(u)
         for _ in range(steps):
             z = torch.tanh(weight @ z + u)
-        ctx.save_for_backward(weight, z)
         return z
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        """Keep W and z."""
+        weight, _, _ = inputs
+        ctx.save_for_backward(weight, output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:

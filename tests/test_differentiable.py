@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import optimize, stats
 from scipy.integrate import solve_ivp
-from torch.func import vmap
+from torch.func import jacrev, vmap
 
 from helpers import differentiable
 from helpers.differentiable import Budget, BudgetSpent, FixedPoint
@@ -330,6 +330,19 @@ def test_a_fixed_point_solves_its_equation():
     weight, u = contraction()
     z = FixedPoint.apply(weight, u, 120)  # 0.7**120 is 3e-19
     close(z, torch.tanh(weight @ z + u))
+
+
+def test_a_fixed_point_works_under_vmap_and_jacrev():
+    weight, u = contraction()
+
+    def solve(u):
+        return FixedPoint.apply(weight, u, 120)
+
+    several = torch.stack([u, 2 * u, -u])
+    close(vmap(solve)(several), torch.stack([solve(u), solve(2 * u), solve(-u)]))
+    slope = 1 - solve(u).square()
+    system = torch.eye(4) - slope[:, None] * weight
+    close(jacrev(solve)(u), torch.linalg.solve(system, torch.diag(slope)))
 
 
 def test_the_implicit_gradient_is_that_of_differences_and_of_unrolling():

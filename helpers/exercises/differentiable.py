@@ -1,4 +1,4 @@
-"""Chapter 20, exercises: a spring and its constants, error bars, a bounce, a root."""
+"""Chapter 20, exercises: a spring and its constants, misleading gradients, a bounce, a root."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from helpers.differentiable import gauss_newton
+from helpers.differentiable import bounce_at_event, bounce_at_step, gauss_newton
 from helpers.exercises.harness import Exercise
 
 # ---- 1: a spring with a damper
@@ -72,21 +72,42 @@ def _measured() -> list[tuple]:
     return cases
 
 
-# ---- 3: standard errors from a Jacobian
+# ---- 3: does the gradient point where a larger change goes?
 
 
-def errors_of_fit(jacobian: Tensor, residuals: Tensor) -> Tensor:
-    """The roots of the diagonal of noise² · (JᵀJ)⁻¹, with n - d degrees of freedom."""
-    n, d = jacobian.shape
-    noise = residuals.square().sum() / (n - d)
-    return (noise * torch.linalg.inv(jacobian.T @ jacobian).diagonal()).sqrt()
+def gradient_misleads(function: Callable[[Tensor], Tensor], x: Tensor, h: float) -> bool:
+    """Whether the derivative and the central difference over `h` differ in sign: -, 0 or +."""
+    point = x.detach().clone().requires_grad_()
+    y = function(point)
+    slope = torch.autograd.grad(y, point)[0] if y.requires_grad else torch.zeros_like(x)
+    return bool(slope.sign() != (function(x + h) - function(x - h)).sign())
 
 
-def _fits() -> list[tuple]:
+def _dropped(height: Tensor) -> Tensor:
+    return bounce_at_step(height, speed=1.0, steps=10, dt=0.1)
+
+
+def _dropped_with_moment(height: Tensor) -> Tensor:
+    return bounce_at_event(height, speed=1.0, steps=10, dt=0.1)
+
+
+def _slopes() -> list[tuple]:
     cases = []
-    for n, d in ((10, 2), (5, 3), (40, 1)):
-        cases.append((torch.randn(n, d).double(), 0.1 * torch.randn(n).double()))
-    return [*cases, (torch.randn(3, 9).double().T, 5 * torch.rand(9).double())]
+    for function, x, h in (
+        (torch.exp, 0.5, 0.1),
+        (lambda x: -(x**3), 0.7, 0.1),
+        (torch.square, 0.1, 0.5),  # a difference to one side only has the other sign
+        (torch.square, -0.1, 0.5),
+        (_dropped, 0.5536, 0.3),  # misleads
+        (_dropped, 0.5536, 1e-6),  # so small a change does not show it
+        (_dropped_with_moment, 0.5536, 0.3),
+        (torch.floor, 0.4, 0.7),  # 0: misleads
+        (lambda x: (x > 0.5).to(x), 0.4, 0.3),  # no graph: misleads
+        (lambda x: (x > 0.5).to(x), 0.4, 0.05),  # no graph, and no change either
+        (lambda x: 1e-9 * x, 0.4, 0.05),  # small, and right
+    ):
+        cases.append((function, torch.tensor(x).double(), h))
+    return cases
 
 
 # ---- 4: a bounce
@@ -135,9 +156,7 @@ def _roots() -> list[tuple[Tensor, Tensor]]:
 EXERCISES = {
     "spring": Exercise(reference=spring, cases=_springs, gradient=True),
     "fit_spring": Exercise(reference=fit_spring, cases=_measured, through=_within_1_percent),
-    "errors_of_fit": Exercise(
-        reference=errors_of_fit, cases=_fits, forbid=("std", "var", "pinv", "lstsq")
-    ),
+    "gradient_misleads": Exercise(reference=gradient_misleads, cases=_slopes),
     "bounce": Exercise(reference=bounce, cases=_bounces, gradient=True),
     "root_gradients": Exercise(reference=root_gradients, cases=_roots, scale=1e-12),
 }

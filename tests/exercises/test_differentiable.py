@@ -26,21 +26,22 @@ def spring(order="velocity", sign=-1, damped=True, detach=False, keep="after"):
     return answer
 
 
-def errors(freedom=True, root=True, inverse="of the product", mean=False):
-    def answer(jacobian, residuals):
-        n, d = jacobian.shape
-        noise = residuals.square().sum() / (n - d if freedom else n)
-        if mean:
-            noise = ((residuals - residuals.mean()) ** 2).sum() / (n - d)
-        product = jacobian.T @ jacobian
-        if inverse == "of the product":
-            diagonal = torch.linalg.inv(product).diagonal()
-        elif inverse == "of the diagonal":
-            diagonal = 1 / product.diagonal()
-        else:
-            diagonal = torch.linalg.inv(product)
-        variance = noise * diagonal
-        return variance.sqrt() if root else variance
+def misleads(sides="both", zero=True, cut=True, signs=True, wide=True, kind=bool):
+    def answer(function, x, h):
+        point = x.clone().requires_grad_()
+        y = function(point)
+        slope = torch.zeros_like(x)
+        if y.requires_grad or not cut:
+            (slope,) = torch.autograd.grad(y, point)
+        h = h if wide else 1e-6
+        ahead = function(x + h) if sides != "behind" else function(x)
+        behind = function(x - h) if sides != "ahead" else function(x)
+        difference = ahead - behind
+        if not signs:
+            return kind(not torch.isclose(slope, difference / (2 * h)))
+        if not zero:
+            return kind(slope * difference < 0)
+        return kind(slope.sign() != difference.sign())
 
     return answer
 
@@ -88,7 +89,7 @@ RIGHT = {
     "spring": [spring()],
     "fit_spring": [fit(), fit(steps=600, logs=False)],
     "bounce": [bounce()],
-    "errors_of_fit": [errors()],
+    "gradient_misleads": [misleads()],
     "root_gradients": [
         lambda z, a: (-z / (a + 3 * z * z), 1 / (a + 3 * z * z)),
     ],
@@ -116,13 +117,16 @@ WRONG = {
         bounce(detach=True),
         lambda height, speed, bounciness, steps, dt: height - speed * steps * dt,
     ],
-    "errors_of_fit": [
-        errors(freedom=False),
-        errors(root=False),
-        errors(inverse="of the diagonal"),
-        errors(inverse="all of it"),
-        errors(mean=True),
-        lambda jacobian, residuals: residuals.std() * torch.ones(jacobian.shape[1]).double(),
+    "gradient_misleads": [
+        misleads(sides="ahead"),
+        misleads(sides="behind"),
+        misleads(zero=False),
+        misleads(cut=False),
+        misleads(signs=False),
+        misleads(wide=False),
+        misleads(kind=torch.as_tensor),
+        lambda function, x, h: False,
+        lambda function, x, h: True,
     ],
     "root_gradients": [
         lambda z, a: (z / (a + 3 * z * z), 1 / (a + 3 * z * z)),
@@ -158,6 +162,8 @@ def test_wrong_answers_do_not(name, answer, capsys):
         ("fit_spring", lambda seen, *_: seen[:1], "shape: expected [2], got [1]"),
         ("fit_spring", lambda *_: ..., "not answered yet"),
         ("bounce", bounce(detach=True), "gradient of argument 1"),
+        ("gradient_misleads", misleads(kind=int), "expected bool, got int"),
+        ("gradient_misleads", misleads(zero=False), "value is not right: False"),
     ],
 )
 def test_an_answer_learns_what_is_wrong(name, answer, error, capsys):
