@@ -109,35 +109,35 @@ def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model(images), labels)
 
 
-def train_with_trainer(
-    model: nn.Module, optimizer: Optimizer, loader: DataLoader, epochs: int
-) -> None:
-    """The Trainer of chapter 6."""
+def repeated(loader: DataLoader) -> Callable[[int], Iterator]:
+    """Return `batches_from` for the Trainer: all batches again and again, from number n on."""
 
     def batches_from(start: int) -> Iterator:
         batches = itertools.chain.from_iterable(itertools.repeat(loader))
         return itertools.islice(batches, start, None)
 
+    return batches_from
+
+
+def train_with_trainer(
+    model: nn.Module, optimizer: Optimizer, loader: DataLoader, epochs: int
+) -> None:
+    """The Trainer of chapter 6."""
     config = TrainConfig(steps=epochs * len(loader))
-    Trainer(model, optimizer, loss_fn, config).fit(batches_from)
+    Trainer(model, optimizer, loss_fn, config).fit(repeated(loader))
 
 
 def train_with_trainer_grown(
     model: nn.Module, optimizer: Optimizer, loader: DataLoader, epochs: int
 ) -> None:
     """The same with three more arguments."""
-
-    def batches_from(start: int) -> Iterator:
-        batches = itertools.chain.from_iterable(itertools.repeat(loader))
-        return itertools.islice(batches, start, None)
-
     config = TrainConfig(
         steps=epochs * len(loader) // ACCUMULATE,
         amp_dtype=torch.bfloat16,
         micro_batches=ACCUMULATE,
         clip_norm=CLIP,
     )
-    Trainer(model, optimizer, loss_fn, config).fit(batches_from)
+    Trainer(model, optimizer, loss_fn, config).fit(repeated(loader))
 
 
 # ---- Accelerate
@@ -284,7 +284,7 @@ def train_with_lightning_grown(
 # name -> (the small job, the grown job, what else is part of the program)
 PROGRAMS: dict[str, tuple[Callable, Callable, tuple]] = {
     "bare": (train_bare, train_bare_grown, ()),
-    "Trainer": (train_with_trainer, train_with_trainer_grown, (loss_fn,)),
+    "Trainer": (train_with_trainer, train_with_trainer_grown, (loss_fn, repeated)),
     "Accelerate": (train_with_accelerate, train_with_accelerate_grown, ()),
     "Fabric": (train_with_fabric, train_with_fabric_grown, ()),
     "Lightning": (train_with_lightning, train_with_lightning_grown, (Classifier,)),
@@ -313,6 +313,24 @@ def _code_lines(source: str) -> int:
     lines = enumerate(source.splitlines(), 1)
     kept = [line.strip() for number, line in lines if number not in skipped]
     return sum(1 for line in kept if line and not line.startswith("#"))
+
+
+def statements(*objects: Any) -> int:
+    """Count the statements of functions and classes, without docstrings.
+
+    A call is one, however many lines it takes; so is a `def`, a `for` or an `if`, beside its body.
+    """
+    return sum(_statements(textwrap.dedent(inspect.getsource(each))) for each in objects)
+
+
+def _statements(source: str) -> int:
+    nodes = list(ast.walk(ast.parse(source)))
+    documented = [
+        node
+        for node in nodes
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node) is not None
+    ]
+    return sum(isinstance(node, ast.stmt) for node in nodes) - len(documented)
 
 
 def same_weights(model: nn.Module, other: nn.Module) -> bool:

@@ -103,7 +103,7 @@ def embed(
             [texts[i] for i in rows],
             padding=True,
             truncation=True,
-            max_length=128,
+            max_length=256,
             return_tensors="pt",
         )
         hidden = model(**batch).last_hidden_state

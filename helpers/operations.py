@@ -1,51 +1,11 @@
-"""Chapter 19: what surrounds a model in use: its card, its fingerprint, and a watch for drift."""
+"""Chapter 19: what surrounds a model in use: its fingerprint, and a watch for drift."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
-
-# ---- the model card
-
-
-def model_card(
-    metadata: Mapping[str, Any],
-    *,
-    title: str,
-    summary: str,
-    results: Mapping[str, float],
-    limits: Sequence[str],
-) -> str:
-    """Return a model card: YAML that programs read between two lines of dashes, then Markdown.
-
-    metadata: license, tags, … as model hubs expect them. results: name -> share in 0..1.
-    Raises ValueError without a license or without a limit: a card is there to state both.
-    """
-    if not metadata.get("license"):
-        raise ValueError(f"expected a license in the metadata, got {sorted(metadata)}")
-    if not limits:
-        raise ValueError("expected at least one known limit, got none")
-
-    header = yaml.safe_dump(dict(metadata), sort_keys=False, allow_unicode=True)
-    lines = ["---", header.strip(), "---", "", f"# {title}", "", summary, ""]
-    lines += ["## Results", "", "| measured on | share right |", "|---|---|"]
-    lines += [f"| {name} | {share:.1%} |" for name, share in results.items()]
-    lines += ["", "## Known limits", ""]
-    lines += [f"- {limit}" for limit in limits]
-    return "\n".join(lines) + "\n"
-
-
-def read_card(text: str) -> dict[str, Any]:
-    """Return the metadata of a model card. ValueError when there are none."""
-    parts = text.split("---\n", 2)
-    if len(parts) != 3 or parts[0]:
-        raise ValueError(f"expected YAML between two lines of dashes, got {text[:40]!r}")
-    return yaml.safe_load(parts[1])
 
 
 def fingerprint(path: str | Path) -> str:

@@ -237,7 +237,7 @@ def test_the_notebook_shows_the_programs_that_are_tested():
     tested = definitions((ROOT / "helpers" / "ecosystem.py").read_text(encoding="utf-8"))
     programs = [name for name in tested if name.startswith("train_")]
     assert len(programs) == 10
-    for name in [*programs, "Classifier", "Shuffled", "loss_fn", "forget_accelerate"]:
+    for name in [*programs, "Classifier", "Shuffled", "loss_fn", "repeated", "forget_accelerate"]:
         assert shown[name] == tested[name]
 
 
@@ -269,6 +269,19 @@ def test_lines_of_code():
     assert ecosystem.code_lines(example) == 4
     assert ecosystem.code_lines(Example) == 3
     assert ecosystem.code_lines(example, Example) == 7
+
+
+def test_statements():
+    assert ecosystem.statements(example) == 2
+    assert ecosystem.statements(Example) == 3
+    assert ecosystem.statements(example, Example) == 5
+
+
+def test_a_program_that_is_broken_into_more_lines_has_no_more_statements():
+    """The Trainer's three more arguments take five more lines."""
+    small, grown, _ = ecosystem.PROGRAMS["Trainer"]
+    assert ecosystem.statements(grown) == ecosystem.statements(small) == 3
+    assert ecosystem.code_lines(grown) == ecosystem.code_lines(small) + 5 == 8
 
 
 class Distribution:

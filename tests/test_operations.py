@@ -1,4 +1,4 @@
-"""Cards that can be read back, distances as SciPy computes them, alarms as rare as promised."""
+"""Fingerprints, distances as SciPy computes them, alarms as rare as promised."""
 
 import hashlib
 
@@ -8,45 +8,6 @@ import torch
 from scipy import stats
 
 from helpers import operations
-
-CARD = {
-    "title": "A reader",
-    "summary": "It reads.",
-    "results": {"all": 0.9567, "digit 8": 0.5},
-    "limits": ["Only digits.", "只有数字。"],
-}
-
-
-def test_a_card_and_its_metadata():
-    metadata = {"license": "mit", "tags": ["mnist", "数字"], "library_name": "pytorch"}
-    text = operations.model_card(metadata, **CARD)
-    assert operations.read_card(text) == metadata
-    assert text.startswith("---\nlicense: mit\n") and "数字" in text
-    assert "# A reader\n\nIt reads.\n" in text
-    assert "| all | 95.7% |\n| digit 8 | 50.0% |\n" in text
-    assert text.endswith("- Only digits.\n- 只有数字。\n")
-
-
-@pytest.mark.parametrize("metadata", [{}, {"license": ""}, {"tags": ["x"]}])
-def test_no_card_without_a_license(metadata):
-    with pytest.raises(ValueError, match="expected a license in the metadata"):
-        operations.model_card(metadata, **CARD)
-
-
-def test_no_card_without_limits():
-    with pytest.raises(ValueError, match="at least one known limit, got none"):
-        operations.model_card({"license": "mit"}, **(CARD | {"limits": []}))
-
-
-@pytest.mark.parametrize("text", ["", "# No metadata", "text\n---\na: 1\n---\n", "---\na: 1\n"])
-def test_no_metadata(text):
-    with pytest.raises(ValueError, match="expected YAML between two lines"):
-        operations.read_card(text)
-
-
-def test_a_table_may_hold_dashes():
-    text = operations.model_card({"license": "mit"}, **(CARD | {"summary": "a\n\n---\n\nb"}))
-    assert operations.read_card(text) == {"license": "mit"}
 
 
 def test_a_fingerprint_is_that_of_the_bytes(tmp_path):

@@ -157,17 +157,19 @@ def _pipelines() -> list[tuple]:
 
 
 def smallest_batch(
-    machines: int, gpus: int, cards: int, card: int, operations: int, length: int
+    machines: int, gpus: int, cards: int, card_bandwidth: int, flops: int, sequence_length: int
 ) -> int:
     """Return the fewest sequences of a batch for which T >= C / beta on each GPU.
 
-    beta is the bandwidth of all cards of a machine together. Every GPU has equally many sequences.
+    beta is the bandwidth of all cards of a machine together. Every GPU has equally many sequences,
+    and there are at least 2 machines, or nothing would cross a card.
     """
     each = 1
-    needed = operations // (cards * card * length)  # rounded down: a first guess without floats
+    beta = cards * card_bandwidth
+    needed = flops // (beta * sequence_length)  # rounded down: a first guess without floats
     if needed > 1:
         each = needed
-    if each * length * cards * card < operations:
+    if each * sequence_length * beta < flops:
         each += 1
     return machines * gpus * each
 

@@ -12,7 +12,7 @@ PARTS = (
     "model and loss",
     "order of the loop",
     "zero_grad, backward, step",
-    "device of model and batch",
+    "device of the batch",
     "precision",
     "accumulation",
     "clipping",
@@ -43,7 +43,7 @@ OWNERS: Mapping[str, Sequence[str]] = {
         (YOU, LIBRARY, LIBRARY, LIBRARY, ARGUMENT, ARGUMENT, ARGUMENT, YOU, ARGUMENT, ARGUMENT)
     ),
     "Lightning": (
-        (YOU, LIBRARY, LIBRARY, LIBRARY, ARGUMENT, ARGUMENT, ARGUMENT, ARGUMENT, LIBRARY, LIBRARY)
+        (YOU, LIBRARY, LIBRARY, LIBRARY, ARGUMENT, ARGUMENT, ARGUMENT, ARGUMENT, LIBRARY, ARGUMENT)
     ),
 }
 COLORS = {YOU: GRAY, ARGUMENT: ORANGE, LIBRARY: BLUE}
