@@ -140,8 +140,16 @@ def interrupt_when_both_hang(folder):
     os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.fixture
+def interruptible():
+    """What a shell starts in the background ignores Ctrl-C, and so do its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("way", ["spawn", "torchrun"])
-def test_an_interrupt_leaves_nothing(tmp_path, way):
+def test_an_interrupt_leaves_nothing(tmp_path, interruptible, way):
     threading.Thread(target=interrupt_when_both_hang, args=(tmp_path,)).start()
     with pytest.raises(KeyboardInterrupt):
         if way == "spawn":
