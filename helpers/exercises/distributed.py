@@ -82,52 +82,53 @@ def _train_epoch(model: nn.Sequential, x: Tensor, y: Tensor, order: Tensor) -> f
     return loss.item()
 
 
-def _trained(answer: Any) -> Callable[[int], Any]:
-    """Return the results of a rank, or say which of them is not right, by its name."""
+def _judged(judge: Callable[[int, Any], None]) -> Callable[[Any], Callable[[int], Any]]:
+    """Return a `through` that has `judge(rank, results)` look at what the reader's ranks return."""
 
-    def at(rank: int) -> Any:
-        results = of_each_rank(2)(answer)(rank)
-        if callable(answer):
+    def through(answer: Any) -> Callable[[int], Any]:
+        def at(rank: int) -> Any:
+            results = of_each_rank(2)(answer)(rank)
+            if not callable(answer):  # the reference, or dots
+                judge(rank, results)
             return results
-        if not isinstance(results, (tuple, list)) or len(results) != 6:
+
+        return at
+
+    return through
+
+
+def _trained(rank: int, results: Any) -> None:
+    """Say which of the results is not right, by its name."""
+    if not isinstance(results, (tuple, list)) or len(results) != 6:
+        raise WrongAnswer(
+            f"rank {rank}: expected 6 results, four weights, the number of samples and the loss"
+        )
+    _only_numbers(rank, results)
+    *weights, samples, loss = results
+    *right_weights, right_samples, right_loss = parallel(rank)
+    if not all(map(_close, weights, right_weights)):
+        raise WrongAnswer(f"rank {rank}: the weights are not right")
+    if samples != right_samples:
+        raise WrongAnswer(f"rank {rank}: the number of samples is not right: {samples}")
+    if not _close(loss, right_loss):
+        raise WrongAnswer(f"rank {rank}: the loss is not right: {loss}")
+
+
+def _evaluated(rank: int, losses: Any) -> None:
+    """Say after which epoch the test loss is not right."""
+    if not isinstance(losses, (tuple, list)) or len(losses) != 2:
+        raise WrongAnswer(f"rank {rank}: expected 2 test losses, one after each epoch")
+    _only_numbers(rank, losses)
+    for epoch, right in enumerate(repaired(rank)):
+        if not _close(losses[epoch], right):
             raise WrongAnswer(
-                f"rank {rank}: expected 6 results, four weights, the number of samples and the loss"
+                f"rank {rank}: the test loss after epoch {epoch} is not right: {losses[epoch]:.4f}"
             )
-        *weights, samples, loss = results
-        if not all(isinstance(result, Number) for result in results):
-            raise WrongAnswer(f"rank {rank}: expected numbers, such as those from .item()")
-        *right_weights, right_samples, right_loss = parallel(rank)
-        if not all(map(_close, weights, right_weights)):
-            raise WrongAnswer(f"rank {rank}: the weights are not right")
-        if samples != right_samples:
-            raise WrongAnswer(f"rank {rank}: the number of samples is not right: {samples}")
-        if not _close(loss, right_loss):
-            raise WrongAnswer(f"rank {rank}: the loss is not right: {loss}")
-        return results
-
-    return at
 
 
-def _evaluated(answer: Any) -> Callable[[int], Any]:
-    """Return the test losses of a rank, or say after which epoch the loss is not right."""
-
-    def at(rank: int) -> Any:
-        losses = of_each_rank(2)(answer)(rank)
-        if callable(answer):
-            return losses
-        if not isinstance(losses, (tuple, list)) or len(losses) != 2:
-            raise WrongAnswer(f"rank {rank}: expected 2 test losses, one after each epoch")
-        if not all(isinstance(loss, Number) for loss in losses):
-            raise WrongAnswer(f"rank {rank}: expected numbers, such as those from .item()")
-        for epoch, right in enumerate(repaired(rank)):
-            if not _close(losses[epoch], right):
-                raise WrongAnswer(
-                    f"rank {rank}: the test loss after epoch {epoch} is not right: "
-                    f"{losses[epoch]:.4f}"
-                )
-        return losses
-
-    return at
+def _only_numbers(rank: int, results: tuple | list) -> None:
+    if not all(isinstance(result, Number) for result in results):
+        raise WrongAnswer(f"rank {rank}: expected numbers, such as those from .item()")
 
 
 def _close(one: float, other: float) -> bool:
@@ -152,9 +153,11 @@ EXERCISES = {
     "exchange": Exercise(
         reference=[200.0, 100.0], through=of_each_rank(2), cases=lambda: [(0,), (1,)]
     ),
-    "parallel": Exercise(reference=parallel, through=_trained, cases=lambda: [(0,), (1,)]),
+    "parallel": Exercise(reference=parallel, through=_judged(_trained), cases=lambda: [(0,), (1,)]),
     "culprit": Exercise(
         reference=CULPRIT, through=_rank_and_cause, cases=lambda: [(key,) for key in CULPRIT]
     ),
-    "repaired": Exercise(reference=repaired, through=_evaluated, cases=lambda: [(0,), (1,)]),
+    "repaired": Exercise(
+        reference=repaired, through=_judged(_evaluated), cases=lambda: [(0,), (1,)]
+    ),
 }
