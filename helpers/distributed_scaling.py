@@ -1,6 +1,5 @@
 """Chapter 14: two more all-reduces, through one rank and in two levels; buckets beside backward."""
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -35,36 +34,7 @@ def rank0_seconds(ranks: int, size: float, latency: float, bandwidth: float) -> 
     return 2 * (ranks - 1) * (latency + size / bandwidth)
 
 
-# Over nodes: a tree, and two levels
-
-
-def node_tree_seconds(
-    gpus: int,
-    size: float,
-    latency: float,
-    bandwidth: float,
-    *,
-    per_node: int,
-    inside_latency: float,
-    inside_bandwidth: float,
-) -> float:
-    """Return the seconds of a pipelined tree all-reduce over nodes that have a card for each GPU.
-
-    2 ((p − 1) α′ + ⌈log2 m⌉ α) + 2 size/(p β): the p GPUs of a node form a chain, the m nodes a
-    tree. The bandwidth inside, β′, takes the place of p β in a single node and where it is smaller.
-    Pipelined as in `collectives.tree_seconds`: a limit that no real cut reaches. The latency is
-    that of NCCL's estimate: https://github.com/NVIDIA/nccl/blob/v2.30.7-1/src/graph/tuning.cc
-    """
-    if gpus < 2 or per_node < 1 or gpus % per_node:
-        raise ValueError(
-            f"expected at least 2 GPUs in equal nodes, got {gpus} in nodes of {per_node}"
-        )
-    nodes = gpus // per_node
-    slowest = inside_bandwidth
-    if nodes > 1:
-        slowest = min(per_node * bandwidth, inside_bandwidth)
-    latencies = (per_node - 1) * inside_latency + math.ceil(math.log2(nodes)) * latency
-    return 2 * latencies + 2 * size / slowest
+# Over nodes: two levels
 
 
 def two_level_groups(

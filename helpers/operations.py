@@ -56,17 +56,3 @@ def drift(reference: Tensor, window: Tensor, *, false_alarm: float = 0.001) -> D
     distance = ks_distance(reference, window)
     factor = (-torch.tensor(false_alarm / 2, dtype=torch.float64).log() / 2).sqrt().item()
     return Drift(distance, factor * ((n + m) / (n * m)) ** 0.5)
-
-
-def ink(images: Tensor) -> Tensor:
-    """Return the mean brightness of each image: uint8 [N, 1, H, W] -> float32 [N], in 0..255."""
-    return images.flatten(1).float().mean(1)
-
-
-@torch.inference_mode()
-def confidence(model: torch.nn.Module, images: Tensor) -> Tensor:
-    """Return the probability of the chosen digit for each image, float32 [N].
-
-    model: pixels float32 [N, 28, 28] -> probabilities [N, 10], as in chapter 18.
-    """
-    return model(images[:, 0].float()).amax(1)
