@@ -4,12 +4,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from helpers.collectives import ring_seconds, step_seconds, tree_seconds
+from helpers.collectives import ring_seconds, step_seconds
 from helpers.distributed import RankError, process_group, spawn
 from helpers.distributed_scaling import (
     bucket_spans,
     equal_buckets,
-    node_tree_seconds,
     rank0_all_reduce,
     rank0_seconds,
     two_level_all_reduce,
@@ -36,29 +35,6 @@ def test_through_rank0_is_an_all_reduce_and_rank0_sends_to_all(ranks):
 def test_each_message_is_waited_for():
     assert rank0_seconds(1, 100, 1.0, 10.0) == 0
     assert rank0_seconds(4, 100, 1.0, 10.0) == 6 * (1.0 + 10.0)
-
-
-def in_tree(gpus, bandwidth=5.0, per_node=4, size=60):
-    inside = {"inside_latency": 0.5, "inside_bandwidth": 30.0}
-    return node_tree_seconds(gpus, size, 2.0, bandwidth, per_node=per_node, **inside)
-
-
-def test_a_tree_of_nodes_is_a_chain_in_each_and_a_tree_between():
-    assert in_tree(4) == 2 * 3 * 0.5 + 2 * 60 / 30  # a single node
-    assert in_tree(8) == 2 * (3 * 0.5 + 1 * 2.0) + 2 * 60 / 20  # four cards of 5
-    assert in_tree(20) == 2 * (3 * 0.5 + 3 * 2.0) + 2 * 60 / 20  # five nodes: three levels
-    assert in_tree(20, bandwidth=10.0) == 2 * (3 * 0.5 + 3 * 2.0) + 2 * 60 / 30  # inside is slower
-
-
-@pytest.mark.parametrize("gpus", [2, 3, 64, 1000])
-def test_nodes_of_one_gpu_are_a_tree_of_ranks(gpus):
-    assert in_tree(gpus, per_node=1) == tree_seconds(gpus, 60, 2.0, 5.0, pipelined=True)
-
-
-@pytest.mark.parametrize(("gpus", "per_node"), [(6, 4), (8, 0), (0, 4), (1, 1)])
-def test_a_tree_has_equal_nodes(gpus, per_node):
-    with pytest.raises(ValueError, match=f"equal nodes, got {gpus} in nodes of {per_node}"):
-        in_tree(gpus, per_node=per_node)
 
 
 def in_two_levels(per_node, elements):

@@ -82,21 +82,3 @@ def test_a_change_is_noticed():
 def test_the_alarm_is_above_the_limit():
     assert operations.Drift(0.5, 0.4).alarm
     assert not operations.Drift(0.4, 0.4).alarm
-
-
-def test_ink():
-    images = torch.zeros(3, 1, 28, 28, dtype=torch.uint8)
-    images[1] = 255
-    images[2, 0, :7] = 100  # a quarter of the rows
-    assert operations.ink(images).tolist() == [0, 255, 25]
-
-
-def test_confidence():
-    def model(pixels):
-        assert pixels.shape == (2, 28, 28) and pixels.dtype == torch.float32
-        assert pixels.amax((1, 2)).tolist() == [0, 255]  # as the server gives them, not 0..1
-        return torch.tensor([[0.1, 0.7, 0.2], [0.4, 0.3, 0.3]])
-
-    images = torch.zeros(2, 1, 28, 28, dtype=torch.uint8)
-    images[1] = 255
-    torch.testing.assert_close(operations.confidence(model, images), torch.tensor([0.7, 0.4]))
