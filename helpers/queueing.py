@@ -35,7 +35,7 @@ def simulate(
         raise ValueError(f"expected max_batch >= 1, max_wait >= 0, got {max_batch}, {max_wait}")
     latencies: list[float] = []
     sizes: list[int] = []
-    free = 0.0  # when the model is
+    free = 0.0  # when the model is free
     first = 0  # the first request that waits
     while first < len(arrivals):
         start = max(free, arrivals[first] + max_wait)
