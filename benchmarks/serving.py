@@ -35,7 +35,7 @@ from helpers.page import records
 from helpers.server_process import ServerProcess, free_port, running, serving_command
 
 SIZES = (784, 4096, 4096, 10)
-BATCHES = (1, 2, 4, 8, 16, 32, 64)
+BATCHES = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64)
 RATES = (100, 125, 150, 175, 200, 225, 250, 300, 350, 400, 450, 500, 550, 600, 700, 800, 1000)
 LOWER = (75, 50, 25)  # for a server that does not hold the first
 LIMIT_MS = 100.0
