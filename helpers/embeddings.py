@@ -115,10 +115,13 @@ def embed(
 def recall_at(scores: Tensor, right: Tensor, k: int) -> float:
     """Return the share of queries whose right document is among the k best.
 
-    scores: float [queries, documents]; right: int64 [queries], a document each.
+    scores: float [queries, documents]; right: int64 [queries], a document each. Of documents with
+    the same score the right one counts as the last, so that giving all of them 0 finds nothing; a
+    right document with the score NaN is not found unless k is the number of documents.
     """
-    best = scores.topk(k, dim=1).indices
-    return (best == right[:, None]).any(1).double().mean().item()
+    own = scores.gather(1, right[:, None])
+    place = (~(scores < own)).sum(1)  # how many are not worse, itself included
+    return (place <= k).double().mean().item()
 
 
 # ---- the book as a collection of texts

@@ -5,6 +5,7 @@ import io
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -359,6 +360,49 @@ def smooth(linear: nn.Linear, largest: Tensor, alpha: float = 0.5) -> Tensor:
     with torch.no_grad():
         linear.weight.mul_(factors)
     return factors
+
+
+# ---- the scales in a file that ONNX Runtime quantized
+
+
+@dataclass(frozen=True)
+class ActivationScale:
+    """One rounded tensor of an ONNX graph, and the names of the nodes around it.
+
+    maker: the node that computes the tensor, "" for an input of the graph. readers: the nodes that
+    read it after rounding.
+    """
+
+    tensor: str
+    scale: float
+    maker: str
+    readers: tuple[str, ...]
+
+
+def activation_scales(path: str | Path) -> list[ActivationScale]:
+    """Return the scale of each tensor that the file rounds at inference, in the order of the graph.
+
+    path: an ONNX file by `onnxruntime.quantization.quantize_static` in its default format, where
+    each rounded tensor passes through `QuantizeLinear` and `DequantizeLinear`. Raises ValueError
+    for a file without such nodes: nothing in it was quantized statically.
+    """
+    import onnx  # not needed by the rest of this file
+
+    graph = onnx.load(path).graph
+    constants = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer}
+    makers = {output: node.name for node in graph.node for output in node.output}
+    readers = {name: [n for n in graph.node if name in n.input] for name in makers}
+
+    found = []
+    for node in graph.node:
+        if node.op_type == "QuantizeLinear":
+            tensor, scale = node.input[:2]
+            names = [r.name for back in readers[node.output[0]] for r in readers[back.output[0]]]
+            largest = float(constants[scale].max())
+            found.append(ActivationScale(tensor, largest, makers.get(tensor, ""), tuple(names)))
+    if not found:
+        raise ValueError(f"expected an ONNX file with QuantizeLinear, got {path}")
+    return found
 
 
 # ---- what it costs and what it changes

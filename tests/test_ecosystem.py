@@ -188,6 +188,28 @@ def test_deepspeed_ends_with_the_same_weights(stage, tmp_path):
         torch.testing.assert_close(state[name], tensor, rtol=1e-4, atol=1e-5)
 
 
+def test_the_images_that_fill_a_batch_do_not_count(tmp_path):
+    """The program of the notebook: 1,000 images for two processes in batches of 300."""
+    folder = tmp_path / "runs" / "ecosystem"
+    folder.mkdir(parents=True)
+    model, _, _ = ecosystem.make_job(data.digits())
+    torch.save(model.state_dict(), folder / "job.pt")
+    program = cell("%%writefile runs/ecosystem/test.py").split("\n", 1)[1]
+    (tmp_path / "test.py").write_text(program, encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, "test.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    first, second, _ = done.stdout.splitlines()
+    assert (first, second) == ("gather: 1200 images", "gather_for_metrics: 1000 images")
+
+
 @pytest.mark.slow
 def test_accelerate_launch_starts_one_process_on_a_cpu(tmp_path):
     """What the chapter warns of: `--num_processes` has no effect, and nothing says so."""
@@ -237,7 +259,7 @@ def test_the_notebook_shows_the_programs_that_are_tested():
     tested = definitions((ROOT / "helpers" / "ecosystem.py").read_text(encoding="utf-8"))
     programs = [name for name in tested if name.startswith("train_")]
     assert len(programs) == 10
-    for name in [*programs, "Classifier", "Shuffled", "loss_fn", "repeated", "forget_accelerate"]:
+    for name in [*programs, "Classifier", "Shuffled", "loss_fn", "repeated"]:
         assert shown[name] == tested[name]
 
 

@@ -2,6 +2,8 @@
 
 import copy
 
+import numpy as np
+import onnx
 import pytest
 import torch
 import torch.nn.functional as F
@@ -329,6 +331,42 @@ def test_smoothing_leaves_dead_inputs_alone():
 
 
 # ---- figures
+
+
+def graph_file(path, *nodes):
+    """An ONNX file with these nodes, x -> y, and the scale 0.5 for `s`, 2.0 for `big`."""
+    helper, numpy_helper = onnx.helper, onnx.numpy_helper
+    constants = {"s": 0.5, "big": 2.0}
+    stored = [numpy_helper.from_array(np.array(v, np.float32), k) for k, v in constants.items()]
+    stored.append(numpy_helper.from_array(np.array(0, np.uint8), "z"))
+    ends = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [2]) for n in ("x", "y")]
+    graph = helper.make_graph(list(nodes), "g", ends[:1], ends[1:], stored)
+    onnx.save(helper.make_model(graph), path)
+    return path
+
+
+def test_the_scales_of_a_file_come_with_the_nodes_around_them(tmp_path):
+    node = onnx.helper.make_node
+    path = graph_file(
+        tmp_path / "m.onnx",
+        node("QuantizeLinear", ["x", "s", "z"], ["xq"], "q0"),
+        node("DequantizeLinear", ["xq", "s", "z"], ["xd"], "d0"),
+        node("Relu", ["xd"], ["a"], "relu"),
+        node("QuantizeLinear", ["a", "big", "z"], ["aq"], "q1"),
+        node("DequantizeLinear", ["aq", "big", "z"], ["ad"], "d1"),
+        node("Exp", ["ad"], ["e"], "exp"),
+        node("Mul", ["e", "ad"], ["y"], "mul"),
+    )
+    assert q.activation_scales(path) == [
+        q.ActivationScale("x", 0.5, "", ("relu",)),
+        q.ActivationScale("a", 2.0, "relu", ("exp", "mul")),
+    ]
+
+
+def test_a_file_that_was_not_quantized_is_refused(tmp_path):
+    path = graph_file(tmp_path / "m.onnx", onnx.helper.make_node("Relu", ["x"], ["y"], "relu"))
+    with pytest.raises(ValueError, match="expected an ONNX file with QuantizeLinear, got "):
+        q.activation_scales(path)
 
 
 def test_file_bytes_grow_with_the_weights():
