@@ -1,4 +1,4 @@
-"""Chapter 20, exercises: a spring and its constants, misleading gradients, a bounce, a root."""
+"""Chapter 20, exercises: a spring, its constants, misleading gradients, a bounce, a root."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from helpers.differentiable import bounce_at_event, bounce_at_step, gauss_newton
+from helpers.differentiable import (
+    bounce_at_event,
+    bounce_at_step,
+    gauss_newton,
+    standard_errors,
+)
 from helpers.exercises.harness import Exercise
 
 # ---- 1: a spring with a damper
@@ -72,7 +77,29 @@ def _measured() -> list[tuple]:
     return cases
 
 
-# ---- 3: does the gradient point where a larger change goes?
+# ---- 3: their error bars
+
+
+def spring_errors(seen: Tensor, start: Tensor, constants: Tensor, dt: float) -> Tensor:
+    """The standard errors [2] of a fitted stiffness and damping, the noise from the residuals."""
+
+    def residuals(constants: Tensor) -> Tensor:
+        stiffness, damping = constants
+        return spring(start, stiffness, damping, len(seen), dt) - seen
+
+    return standard_errors(residuals, constants)
+
+
+def _fitted() -> list[tuple]:
+    cases = []
+    for start, constants, steps in ((1.0, (4.0, 0.5), 30), (-0.5, (2.0, 0.3), 12)):
+        at, true = torch.tensor(start).double(), torch.tensor(constants).double()
+        seen = spring(at, *true, steps, 0.1) + 0.02 * torch.randn(steps).double()
+        cases.append((seen, at, fit_spring(seen, at, true, 0.1), 0.1))
+    return cases
+
+
+# ---- 4: does the gradient point where a larger change goes?
 
 
 def gradient_misleads(function: Callable[[Tensor], Tensor], x: Tensor, h: float) -> bool:
@@ -110,7 +137,7 @@ def _slopes() -> list[tuple]:
     return cases
 
 
-# ---- 4: a bounce
+# ---- 5: a bounce
 
 
 def bounce(height: Tensor, speed: Tensor, bounciness: Tensor, steps: int, dt: float) -> Tensor:
@@ -134,7 +161,7 @@ def _bounces() -> list[tuple]:
     return cases
 
 
-# ---- 5: the gradient of a root
+# ---- 6: the gradient of a root
 
 
 def root_gradients(z: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
@@ -156,6 +183,7 @@ def _roots() -> list[tuple[Tensor, Tensor]]:
 EXERCISES = {
     "spring": Exercise(reference=spring, cases=_springs, gradient=True),
     "fit_spring": Exercise(reference=fit_spring, cases=_measured, through=_within_1_percent),
+    "spring_errors": Exercise(reference=spring_errors, cases=_fitted, scale=1e-3),
     "gradient_misleads": Exercise(reference=gradient_misleads, cases=_slopes),
     "bounce": Exercise(reference=bounce, cases=_bounces, gradient=True),
     "root_gradients": Exercise(reference=root_gradients, cases=_roots, scale=1e-12),

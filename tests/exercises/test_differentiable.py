@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.func import jacfwd
 
 from helpers.exercises import check
 
@@ -64,6 +65,25 @@ def fit(steps=300, logs=True, order=False, lr=0.05, flat=True):
     return answer
 
 
+def errors(freedom=2, root=True, both=True, mean=False, noise=True):
+    def answer(seen, start, constants, dt):
+        def residuals(constants):
+            return spring()(start, *constants, len(seen), dt) - seen
+
+        r, J = residuals(constants), jacfwd(residuals)(constants)
+        n = len(seen)
+        variance = r.square().sum() / (n - freedom) if noise else 1.0
+        if both:
+            variances = variance * torch.linalg.inv(J.T @ J).diagonal()
+        else:
+            variances = variance / (J.T @ J).diagonal()
+        if mean:
+            variances = variances / n
+        return variances.sqrt() if root else variances
+
+    return answer
+
+
 def bounce(event=True, slower=True, after="rest", detach=False):
     def answer(height, speed, bounciness, steps, dt):
         velocity = -speed
@@ -88,6 +108,7 @@ def bounce(event=True, slower=True, after="rest", detach=False):
 RIGHT = {
     "spring": [spring()],
     "fit_spring": [fit(), fit(steps=600, logs=False)],
+    "spring_errors": [errors()],
     "bounce": [bounce()],
     "gradient_misleads": [misleads()],
     "root_gradients": [
@@ -109,6 +130,14 @@ WRONG = {
         fit(flat=False),
         lambda seen, start, guess, dt: guess,
         lambda seen, start, guess, dt: guess[:1],
+    ],
+    "spring_errors": [
+        errors(freedom=0),
+        errors(root=False),
+        errors(both=False),
+        errors(mean=True),
+        errors(noise=False),
+        lambda seen, start, constants, dt: constants,
     ],
     "bounce": [
         bounce(event=False),
