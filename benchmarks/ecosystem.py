@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from helpers import data, ecosystem, environment, timing
+from helpers.ecosystem_job import make_job
 from helpers.page import records
 
 ROUNDS, EPOCHS, PROCESSES = 20, 3, 5
@@ -49,7 +50,7 @@ print(time.perf_counter() - start, psutil.Process().memory_info().rss / 1e6)
 
 def run(name: str, digits: data.Digits) -> tuple[float, float, dict[str, torch.Tensor]]:
     """Train once; return the ms to the first forward pass, the ms of a step, and the weights."""
-    model, optimizer, loader = ecosystem.make_job(digits)
+    model, optimizer, loader = make_job(digits)
     began: list[float] = []
     model.register_forward_pre_hook(lambda *_: began.append(time.perf_counter()))
     called = time.perf_counter()

@@ -20,10 +20,10 @@ class Closed(Exception):
 
 @dataclass(eq=False)
 class _Waiting:
-    """One sample that waits for its answer."""
+    """One sample that waits, and the future that its caller awaits."""
 
     sample: Tensor
-    answer: asyncio.Future
+    future: asyncio.Future
     arrived: float = field(default_factory=lambda: asyncio.get_running_loop().time())
 
 
@@ -98,7 +98,7 @@ class Batcher:
         self.accepted += 1
         self._news.set()
         try:
-            row = await waiting.answer
+            row = await waiting.future
         except asyncio.CancelledError:
             if waiting in self._waiting:  # nobody waits for it: it must not take a place
                 self._waiting.remove(waiting)
@@ -115,12 +115,22 @@ class Batcher:
 
     async def _collect(self) -> list[_Waiting]:
         """Wait for the next batch; an empty one says that the batcher has stopped."""
-        while not self._waiting:
-            if not self._accepting:
-                return []
+        while True:
+            await self._wait_for_sample()
+            if not self._waiting:
+                return []  # stopped
+
+            await self._wait_for_more()
+            count = min(self.max_batch, len(self._waiting))
+            if count > 0:  # 0: all were cancelled while we waited
+                return [self._waiting.popleft() for _ in range(count)]
+
+    async def _wait_for_sample(self) -> None:
+        while not self._waiting and self._accepting:
             self._news.clear()
             await self._news.wait()
 
+    async def _wait_for_more(self) -> None:
         deadline = self._waiting[0].arrived + self.max_wait
         while len(self._waiting) < self.max_batch and self._accepting:
             self._news.clear()
@@ -128,12 +138,7 @@ class Batcher:
                 async with asyncio.timeout_at(deadline):
                     await self._news.wait()
             except TimeoutError:
-                break
-        count = min(self.max_batch, len(self._waiting))
-        taken = [self._waiting.popleft() for _ in range(count)]
-        if not taken:  # all were cancelled while we waited
-            return await self._collect()
-        return taken
+                return
 
     async def _answer(self, batch: list[_Waiting]) -> None:
         loop = asyncio.get_running_loop()
@@ -142,14 +147,14 @@ class Batcher:
         except Exception as error:
             if len(batch) > 1:
                 for waiting in batch:
-                    if not waiting.answer.done():
+                    if not waiting.future.done():
                         await self._answer([waiting])
-            elif not batch[0].answer.done():
-                batch[0].answer.set_exception(error)
+            elif not batch[0].future.done():
+                batch[0].future.set_exception(error)
             return
         for waiting, row in zip(batch, rows, strict=True):
-            if not waiting.answer.done():  # a cancelled caller has left
-                waiting.answer.set_result(row)
+            if not waiting.future.done():  # a cancelled caller has left
+                waiting.future.set_result(row)
 
     def _call(self, samples: list[Tensor]) -> Tensor:
         if self.on_batch is not None:

@@ -195,6 +195,26 @@ def test_all_callers_cancelled_while_a_batch_is_collected():
     assert run(test, max_wait=0.1).item() == 2.0
 
 
+def test_any_number_of_batches_in_a_row_whose_callers_were_all_cancelled():
+    """More than Python's limit of recursion: each leaves after its batch was begun."""
+    sizes = []
+
+    async def turns(count):
+        for _ in range(count):
+            await asyncio.sleep(0)
+
+    async def test(batcher):
+        for _ in range(2000):
+            leaving = asyncio.create_task(batcher.predict(torch.ones(1)))
+            await turns(2)  # it waits, and the batcher waits for more
+            leaving.cancel()
+            await turns(4)  # it has left, and the batcher has noticed
+        return await batcher.predict(torch.ones(1))
+
+    assert run(test, max_wait=0, on_batch=sizes.append).item() == 2.0
+    assert sizes == [1]
+
+
 def test_a_full_queue_refuses_at_once_and_recovers():
     release = threading.Event()
 

@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from helpers import data, ecosystem
+from helpers.ecosystem_job import Shuffled, make_job
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOK = ROOT / "notebooks" / "19_ecosystem.ipynb"
@@ -51,7 +52,7 @@ def quiet():
 
 
 def trained(program, digits, epochs=2):
-    model, optimizer, loader = ecosystem.make_job(digits)
+    model, optimizer, loader = make_job(digits)
     program(model, optimizer, loader, epochs)
     return model
 
@@ -70,18 +71,18 @@ def grown(digits):
 
 
 def test_the_job_is_the_same_every_time(digits):
-    first, second = ecosystem.make_job(digits), ecosystem.make_job(digits)
+    first, second = make_job(digits), make_job(digits)
     assert ecosystem.same_weights(first[0], second[0])
     for a, b in zip(first[2], second[2], strict=True):
         assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
 
 
 def test_the_order_depends_on_the_epoch_alone():
-    order = ecosystem.Shuffled(10)
+    order = Shuffled(10)
     epochs = [list(order) for _ in range(3)]
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2] and len(order) == 10
-    again = ecosystem.Shuffled(10)
+    again = Shuffled(10)
     torch.rand(5)
     next(iter(again))  # left after the first number
     assert list(again) == epochs[1]
@@ -89,7 +90,7 @@ def test_the_order_depends_on_the_epoch_alone():
 
 def test_the_bare_loop_is_sgd_with_momentum(small, digits):
     """The same updates, written out: v = 0.9 v + g, w = w - 0.05 v."""
-    model, _, loader = ecosystem.make_job(digits)
+    model, _, loader = make_job(digits)
     parameters = list(model.parameters())
     velocities = [torch.zeros_like(p) for p in parameters]
     for _ in range(2):
@@ -107,7 +108,7 @@ def test_the_bare_loop_is_sgd_with_momentum(small, digits):
 
 def test_the_grown_loop_averages_clips_and_rounds(grown, digits):
     """Two batches as one of 200 in float32, clipped by hand: as close as bfloat16 allows."""
-    model, optimizer, loader = ecosystem.make_job(digits)
+    model, optimizer, loader = make_job(digits)
     start = [p.detach().clone() for p in model.parameters()]
     for _ in range(2):
         batches = list(loader)
@@ -180,7 +181,7 @@ def test_deepspeed_ends_with_the_same_weights(stage, tmp_path):
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    model, optimizer, loader = ecosystem.make_job(data.digits())
+    model, optimizer, loader = make_job(data.digits())
     ecosystem.train_bare(model, optimizer, loader, 3)
     state = torch.load(tmp_path / "runs" / "ecosystem" / f"zero{stage}.pt")
     for name, tensor in model.state_dict().items():
@@ -192,7 +193,7 @@ def test_the_images_that_fill_a_batch_do_not_count(tmp_path):
     """The program of the notebook: 1,000 images for two processes in batches of 300."""
     folder = tmp_path / "runs" / "ecosystem"
     folder.mkdir(parents=True)
-    model, _, _ = ecosystem.make_job(data.digits())
+    model, _, _ = make_job(data.digits())
     torch.save(model.state_dict(), folder / "job.pt")
     program = cell("%%writefile runs/ecosystem/test.py").split("\n", 1)[1]
     (tmp_path / "test.py").write_text(program, encoding="utf-8")
@@ -256,7 +257,9 @@ def test_the_notebook_shows_the_programs_that_are_tested():
         source = "".join(each["source"])
         if each["cell_type"] == "code" and not source.startswith("%%"):
             shown |= definitions(re.sub(r"^%.*$", "", source, flags=re.M))
-    tested = definitions((ROOT / "helpers" / "ecosystem.py").read_text(encoding="utf-8"))
+    tested = {}
+    for name in ("ecosystem.py", "ecosystem_job.py"):
+        tested |= definitions((ROOT / "helpers" / name).read_text(encoding="utf-8"))
     programs = [name for name in tested if name.startswith("train_")]
     assert len(programs) == 10
     for name in [*programs, "Classifier", "Shuffled", "loss_fn", "repeated"]:
