@@ -66,7 +66,7 @@ class DigitReader(nn.Module):
 
 
 def save_model(model: DigitReader, path: str | Path) -> None:
-    """Write numbers, and the sizes of the layers as text, to one file: safetensors has no code."""
+    """Write weights, mean and std as numbers, the sizes as text: safetensors holds no code."""
     save_file(model.state_dict(), path, metadata={"sizes": json.dumps(model.sizes)})
 
 
