@@ -45,6 +45,7 @@
                        ray_digits      the same model on Ray Serve
                        torchserve_digits  the same model on TorchServe
     19_ecosystem       ecosystem       one job in five programs; what a library adds, in bytes
+                       ecosystem_job   the model, optimizer and loader of that job
                        embeddings      tokens, vectors and a search with a pretrained model
                        operations      model cards, fingerprints of files, a watch for drift
     20_differentiable  differentiable  simulators, a renderer, a planner with gradients; error bars

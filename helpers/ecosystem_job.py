@@ -1,8 +1,4 @@
-"""Chapter 19: the training job of its programs, in a file of its own.
-
-The programs for several processes import only this: `helpers.ecosystem` would make each process
-import Lightning, which takes seconds.
-"""
+"""Chapter 19: the training job of its programs; importing it does not import Lightning."""
 
 from collections.abc import Iterator
 
