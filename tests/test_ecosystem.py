@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from helpers import data, ecosystem
-from helpers.ecosystem_job import Shuffled, make_job
+from helpers.ecosystem_job import make_job
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOK = ROOT / "notebooks" / "19_ecosystem.ipynb"
@@ -67,25 +67,7 @@ def grown(digits):
     return trained(ecosystem.train_bare_grown, digits)
 
 
-# ---- the job
-
-
-def test_the_job_is_the_same_every_time(digits):
-    first, second = make_job(digits), make_job(digits)
-    assert ecosystem.same_weights(first[0], second[0])
-    for a, b in zip(first[2], second[2], strict=True):
-        assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
-
-
-def test_the_order_depends_on_the_epoch_alone():
-    order = Shuffled(10)
-    epochs = [list(order) for _ in range(3)]
-    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
-    assert epochs[0] != epochs[1] != epochs[2] and len(order) == 10
-    again = Shuffled(10)
-    torch.rand(5)
-    next(iter(again))  # left after the first number
-    assert list(again) == epochs[1]
+# ---- the bare loops
 
 
 def test_the_bare_loop_is_sgd_with_momentum(small, digits):
