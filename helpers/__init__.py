@@ -48,7 +48,8 @@
                        ecosystem_job   the model, optimizer and loader of that job
                        embeddings      tokens, vectors and a search with a pretrained model
                        operations      model cards, fingerprints of files, a watch for drift
-    20_differentiable  differentiable  simulators, a renderer, a planner with gradients; error bars
+    20_differentiable  differentiable  simulators with gradients; fits, error bars, search budgets
+    20_differentiable_programs  differentiable_programs  bounces, a renderer, a planner, RK4
 
 Beside the lessons:
 

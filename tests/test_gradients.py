@@ -434,8 +434,8 @@ def test_every_custom_gradient_of_the_package_is_checked_somewhere():
         elif room == "tensor_parallel":  # between processes
             job = Path(__file__).with_name("sharding_job.py").read_text(encoding="utf-8")
             checked = "gradcheck(" in job and f"{room}.ColumnLinear" in job
-        elif room == "differentiable":  # of a fixed point, beside its simulators
-            source = Path(__file__).with_name("test_differentiable.py").read_text(encoding="utf-8")
+        elif room == "differentiable_programs":  # of a fixed point, beside its other programs
+            source = Path(__file__).with_name(f"test_{room}.py").read_text(encoding="utf-8")
             checked = "gradcheck(" in source and f"{module}.apply(" in source
         else:
             checked = name in here

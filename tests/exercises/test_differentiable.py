@@ -27,26 +27,6 @@ def spring(order="velocity", sign=-1, damped=True, detach=False, keep="after"):
     return answer
 
 
-def misleads(sides="both", zero=True, cut=True, signs=True, wide=True, kind=bool):
-    def answer(function, x, h):
-        point = x.clone().requires_grad_()
-        y = function(point)
-        slope = torch.zeros_like(x)
-        if y.requires_grad or not cut:
-            (slope,) = torch.autograd.grad(y, point)
-        h = h if wide else 1e-6
-        ahead = function(x + h) if sides != "behind" else function(x)
-        behind = function(x - h) if sides != "ahead" else function(x)
-        difference = ahead - behind
-        if not signs:
-            return kind(not torch.isclose(slope, difference / (2 * h)))
-        if not zero:
-            return kind(slope * difference < 0)
-        return kind(slope.sign() != difference.sign())
-
-    return answer
-
-
 def fit(steps=300, logs=True, order=False, lr=0.05, flat=True):
     def answer(seen, start, guess, dt):
         unknown = (guess.log() if logs else guess.clone()).requires_grad_()
@@ -84,36 +64,10 @@ def errors(freedom=2, root=True, both=True, mean=False, noise=True):
     return answer
 
 
-def bounce(event=True, slower=True, after="rest", detach=False):
-    def answer(height, speed, bounciness, steps, dt):
-        velocity = -speed
-        for _ in range(steps):
-            below = height + dt * velocity
-            if event and below < 0 and velocity < 0:
-                until = height / speed
-                if detach:
-                    until = until.detach()
-                velocity = bounciness * speed if slower else speed
-                height = (dt - until) * velocity if after == "rest" else dt * velocity
-            elif not event and height < 0 and velocity < 0:
-                velocity = bounciness * speed
-                height = height + dt * velocity
-            else:
-                height = below
-        return height
-
-    return answer
-
-
 RIGHT = {
     "spring": [spring()],
     "fit_spring": [fit(), fit(steps=600, logs=False)],
     "spring_errors": [errors()],
-    "bounce": [bounce()],
-    "gradient_misleads": [misleads()],
-    "root_gradients": [
-        lambda z, a: (-z / (a + 3 * z * z), 1 / (a + 3 * z * z)),
-    ],
 }
 WRONG = {
     "spring": [
@@ -138,32 +92,6 @@ WRONG = {
         errors(mean=True),
         errors(noise=False),
         lambda seen, start, constants, dt: constants,
-    ],
-    "bounce": [
-        bounce(event=False),
-        bounce(slower=False),
-        bounce(after="a whole step"),
-        bounce(detach=True),
-        lambda height, speed, bounciness, steps, dt: height - speed * steps * dt,
-    ],
-    "gradient_misleads": [
-        misleads(sides="ahead"),
-        misleads(sides="behind"),
-        misleads(zero=False),
-        misleads(cut=False),
-        misleads(signs=False),
-        misleads(wide=False),
-        misleads(kind=torch.as_tensor),
-        lambda function, x, h: False,
-        lambda function, x, h: True,
-    ],
-    "root_gradients": [
-        lambda z, a: (z / (a + 3 * z * z), 1 / (a + 3 * z * z)),
-        lambda z, a: (1 / (a + 3 * z * z), -z / (a + 3 * z * z)),
-        lambda z, a: (-z / (a + 3 * z * z), -1 / (a + 3 * z * z)),
-        lambda z, a: (-z / (a + z * z), 1 / (a + z * z)),
-        lambda z, a: (-1 / (a + 3 * z * z), 1 / (a + 3 * z * z)),
-        lambda z, a: -z / (a + 3 * z * z),
     ],
 }
 
@@ -190,9 +118,6 @@ def test_wrong_answers_do_not(name, answer, capsys):
         ("fit_spring", fit(flat=False), "expected Tensor, got tuple"),
         ("fit_spring", lambda seen, *_: seen[:1], "shape: expected [2], got [1]"),
         ("fit_spring", lambda *_: ..., "not answered yet"),
-        ("bounce", bounce(detach=True), "gradient of argument 1"),
-        ("gradient_misleads", misleads(kind=int), "expected bool, got int"),
-        ("gradient_misleads", misleads(zero=False), "value is not right: False"),
     ],
 )
 def test_an_answer_learns_what_is_wrong(name, answer, error, capsys):
