@@ -1,4 +1,4 @@
-"""Chapter 20, second part: a renderer, a planner, bounces, a solver, a fixed point."""
+"""Chapter 20: bounces, a renderer, a planner, a solver, a fixed point, with their gradients."""
 
 # Nearly everything here is made of ordinary tensor operations, so that autograd and `torch.func` go
 # through it. Not so the bounces, whose `if` looks at a number, so that `vmap` cannot. Units are

@@ -1,4 +1,4 @@
-"""Chapter 20, second part, exercises: misleading gradients, a bounce, the gradients of a root."""
+"""Chapter 20, exercises: misleading gradients, a bounce, the gradients of a root."""
 
 from collections.abc import Callable
 
