@@ -77,7 +77,10 @@ def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def repeated(loader: DataLoader) -> Callable[[int], Iterator]:
-    """Return `batches_from` for the Trainer: all batches again and again, from number n on."""
+    """Return `batches_from` for the Trainer: all batches again and again, from number n on.
+
+    The loader has to be new: n is counted from the batch that it reads next.
+    """
 
     def batches_from(start: int) -> Iterator:
         batches = itertools.chain.from_iterable(itertools.repeat(loader))
@@ -148,8 +151,9 @@ def train_with_accelerate_grown(
 def forget_accelerate() -> None:
     """Let the next `Accelerator` of this process have other settings.
 
-    They are kept for the whole process, and an `Accelerator` with others raises ValueError. There
-    is no public way to start anew: these two methods are what test suites call.
+    Device, precision and the number of batches to accumulate belong to the whole process. An
+    `Accelerator` with another precision raises ValueError; one with another number changes that of
+    the earlier ones. There is no public way to start anew: test suites call these two methods.
     """
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()

@@ -21,6 +21,10 @@ class Shuffled(Sampler):
         self.length = length
         self.epoch = 0
 
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next order be that of `epoch`; Lightning, Fabric and Accelerate call it."""
+        self.epoch = epoch
+
     def __len__(self) -> int:
         return self.length
 

@@ -11,6 +11,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 from accelerate import Accelerator
@@ -131,6 +132,14 @@ def test_accelerate_keeps_its_settings_for_the_process(digits):
         trained(ecosystem.train_with_accelerate_grown, digits)
 
 
+def test_a_second_accelerator_changes_the_accumulation_of_the_first():
+    """What the chapter shows, and what the docstring of `forget_accelerate` says."""
+    first = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    assert first.gradient_accumulation_steps == 2
+    Accelerator(cpu=True)
+    assert first.gradient_accumulation_steps == 1
+
+
 def test_accelerate_forgets(digits, small):
     """Else bfloat16, and two batches for an update, would silently stay."""
     trained(ecosystem.train_with_accelerate_grown, digits)
@@ -139,6 +148,40 @@ def test_accelerate_forgets(digits, small):
     assert accelerator.mixed_precision == "no"
     assert accelerator.gradient_accumulation_steps == 1
     assert ecosystem.same_weights(trained(ecosystem.train_with_accelerate, digits), small)
+
+
+def test_lightning_resumes_with_the_order_of_the_next_epoch(digits, small, tmp_path):
+    options = ecosystem.QUIET | {"enable_checkpointing": True, "default_root_dir": tmp_path}
+    model, optimizer, loader = make_job(digits)
+    trainer = L.Trainer(max_epochs=1, **options)
+    trainer.fit(ecosystem.Classifier(model, optimizer), loader)
+
+    model, optimizer, loader = make_job(digits)
+    saved = trainer.checkpoint_callback.best_model_path
+    L.Trainer(max_epochs=2, **options).fit(
+        ecosystem.Classifier(model, optimizer), loader, ckpt_path=saved
+    )
+    assert ecosystem.same_weights(model, small)
+
+
+def test_accelerate_resumes_with_the_order_of_the_next_epoch(digits, small, tmp_path):
+    def one_epoch(accelerator, model, optimizer, loader):
+        for images, labels in loader:
+            loss = nn.functional.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            accelerator.backward(loss)
+            optimizer.step()
+
+    accelerator = Accelerator(cpu=True)
+    one_epoch(accelerator, *accelerator.prepare(*make_job(digits)))
+    accelerator.save_state(tmp_path)
+
+    accelerator = Accelerator(cpu=True)
+    model, optimizer, loader = accelerator.prepare(*make_job(digits))
+    accelerator.load_state(tmp_path)
+    loader.set_epoch(1)
+    one_epoch(accelerator, model, optimizer, loader)
+    assert ecosystem.same_weights(model, small)
 
 
 def test_one_weight_or_name_or_buffer_makes_a_difference():
@@ -177,11 +220,11 @@ def test_the_images_that_fill_a_batch_do_not_count(tmp_path):
     folder.mkdir(parents=True)
     model, _, _ = make_job(data.digits())
     torch.save(model.state_dict(), folder / "job.pt")
-    program = cell("%%writefile runs/ecosystem/test.py").split("\n", 1)[1]
-    (tmp_path / "test.py").write_text(program, encoding="utf-8")
+    program = cell("%%writefile runs/ecosystem/evaluate.py").split("\n", 1)[1]
+    (tmp_path / "evaluate.py").write_text(program, encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*command, "test.py"],
+        [*command, "evaluate.py"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -33,6 +33,15 @@ def test_the_order_depends_on_the_epoch_alone():
     assert list(again) == epochs[1]
 
 
+def test_the_order_can_be_that_of_any_epoch():
+    """`set_epoch` is what Lightning, Fabric and Accelerate look for and call."""
+    order = Shuffled(10)
+    epochs = [list(order) for _ in range(3)]
+    order.set_epoch(1)
+    assert list(order) == epochs[1]
+    assert list(order) == epochs[2]
+
+
 def test_importing_it_does_not_import_lightning():
     code = "import sys, helpers.ecosystem_job; print('lightning' in sys.modules)"
     said = subprocess.run(
