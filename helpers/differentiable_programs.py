@@ -40,22 +40,22 @@ def bounce_at_event(height: Tensor, *, speed: float, steps: int, dt: float) -> T
 # ---- a renderer
 
 
-def ellipse_image(shape: Tensor, *, size: int, softness: float) -> Tensor:
+def ellipse_image(ellipse: Tensor, *, size: int, softness: float) -> Tensor:
     """Render an ellipse on black: an image [3, size, size] of a square from -1 to 1.
 
-    shape [8]: center x and y, logarithms of the half axes a and b, angle in radians, red, green,
+    ellipse [8]: center x and y, logarithms of the half axes a and b, angle in radians, red, green,
     blue. The edge is a sigmoid, about `softness` wide; as softness goes to 0 it becomes a step.
     """
-    x, y, log_a, log_b, angle = shape[:5]
+    x, y, log_a, log_b, angle = ellipse[:5]
     a, b = log_a.exp(), log_b.exp()  # positive, whatever an optimizer does to the logarithms
-    line = torch.linspace(-1, 1, size, dtype=shape.dtype)
+    line = torch.linspace(-1, 1, size, dtype=ellipse.dtype)
     down, right = torch.meshgrid(line, line, indexing="ij")
     along = (right - x) * angle.cos() + (down - y) * angle.sin()
     across = (down - y) * angle.cos() - (right - x) * angle.sin()
     # 0 on the edge, negative inside; times the mean radius it is roughly a distance
     outside = ((along / a).square() + (across / b).square() + 1e-12).sqrt() - 1
     cover = torch.sigmoid(-outside * (a * b).sqrt() / softness)
-    return shape[5:, None, None] * cover
+    return ellipse[5:, None, None] * cover
 
 
 # ---- a planner

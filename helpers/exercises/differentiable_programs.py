@@ -1,4 +1,4 @@
-"""Chapter 20, exercises: misleading gradients, a bounce, the gradients of a root."""
+"""Chapter 20, exercises: misleading gradients, a bounce, a regularization, a root."""
 
 from collections.abc import Callable
 
@@ -70,7 +70,53 @@ def _bounces() -> list[tuple]:
     return cases
 
 
-# ---- 3: the gradient of a root
+# ---- 3: how strong a regularization
+
+
+def choose_strength(
+    A: Tensor, y: Tensor, D: Tensor, noise: float, strengths: Tensor | list[float]
+) -> float:
+    """The largest of `strengths` whose root mean square residual is not above `noise`."""
+    small_enough = []
+    for strength in strengths:
+        x = torch.linalg.solve(A.T @ A + strength * D.T @ D, A.T @ y)
+        residual = (A @ x - y).square().mean().sqrt()
+        if residual <= noise:
+            small_enough.append(float(strength))
+    return max(small_enough)
+
+
+def _regularizations() -> list[tuple]:
+    """At least one strength is small enough; no residual is within 2% of the noise."""
+    eye = torch.eye(40).double()
+    slope = eye.diff(dim=0)  # [39, 40]
+    rod = torch.linalg.matrix_power(eye - 0.05 * slope.T @ slope, 80)
+    start = torch.zeros(40).double()
+    start[8:14] = 1.0
+    heat = rod @ start + 0.01 * torch.randn(40).double()
+
+    wide = torch.randn(30, 20).double() / 5  # more measurements than unknowns
+    curve = torch.linspace(0, 3, 20).double().sin()
+    seen = wide @ curve + 0.1 * torch.randn(30).double()
+    bend = torch.eye(20).double().diff(n=2, dim=0)  # [18, 20]
+
+    ramp = torch.linspace(0, 2, 40).double()
+    noisy = ramp + 0.1 * torch.randn(40).double()
+
+    rising = [1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0]
+    mixed = torch.tensor([0.1, 1e-3, 10.0, 1e-2, 1e-4], dtype=torch.float64)
+    falling = torch.tensor([1e3, 100.0, 10.0, 1.0, 0.1], dtype=torch.float64)
+    return [
+        (rod, heat, slope, 0.0115, rising),
+        (rod, heat, slope, 0.0115, mixed),
+        (wide, seen, bend, 0.115, falling),
+        (wide, seen, bend, 0.25, [2.0, 5e3, 0.02]),
+        (eye, noisy, slope, 0.08, [0.3, 30.0, 3.0, 0.03]),
+        (eye, noisy, slope, 0.3, [1.0, 10.0, 3.0]),  # all of them are small enough
+    ]
+
+
+# ---- 4: the gradient of a root
 
 
 def root_gradients(z: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,5 +138,6 @@ def _roots() -> list[tuple[Tensor, Tensor]]:
 EXERCISES = {
     "gradient_misleads": Exercise(reference=gradient_misleads, cases=_slopes),
     "bounce": Exercise(reference=bounce, cases=_bounces, gradient=True),
+    "choose_strength": Exercise(reference=choose_strength, cases=_regularizations),
     "root_gradients": Exercise(reference=root_gradients, cases=_roots, scale=1e-12),
 }

@@ -45,9 +45,66 @@ def bounce(event=True, slower=True, after="rest", detach=False):
     return answer
 
 
+def solved(A, y, D, strength):
+    """The minimum as a least-squares problem: sqrt(strength)·D below A."""
+    below = strength**0.5 * D
+    rows = torch.cat([A, below])
+    target = torch.cat([y, y.new_zeros(len(D))])
+    return torch.linalg.lstsq(rows, target[:, None]).solution[:, 0]
+
+
+def root_mean_square(residual, x):
+    return residual.square().mean().sqrt()
+
+
+def strongest(
+    pick=max, size=root_mean_square, above=False, penalize=True, squared=False, kind=float
+):
+    def answer(A, y, D, noise, strengths):
+        chosen = []
+        for strength in strengths:
+            strength = float(strength)
+            penalty = D if penalize else torch.eye(A.shape[1]).to(A)
+            x = solved(A, y, penalty, strength**2 if squared else strength)
+            if (size(A @ x - y, x) > noise) == above:
+                chosen.append(strength)
+        return kind(pick(chosen))
+
+    return answer
+
+
+def until_above(A, y, D, noise, strengths):
+    """Right only if the strengths rise."""
+    chosen = float(strengths[0])
+    for strength in strengths:
+        x = solved(A, y, D, float(strength))
+        if root_mean_square(A @ x - y, x) > noise:
+            break
+        chosen = float(strength)
+    return chosen
+
+
+def nearest(A, y, D, noise, strengths):
+    """The residual nearest to the noise, from above, too."""
+
+    def gap(strength):
+        x = solved(A, y, D, strength)
+        return abs(root_mean_square(A @ x - y, x).item() - noise)
+
+    return min([float(strength) for strength in strengths], key=gap)
+
+
+def sorted_first(A, y, D, noise, strengths):
+    for strength in sorted((float(strength) for strength in strengths), reverse=True):
+        x = torch.linalg.solve(A.mT @ A + strength * (D.mT @ D), A.mT @ y)
+        if (A @ x - y).norm() <= noise * len(y) ** 0.5:
+            return strength
+
+
 RIGHT = {
     "gradient_misleads": [misleads()],
     "bounce": [bounce()],
+    "choose_strength": [strongest(), sorted_first],
     "root_gradients": [
         lambda z, a: (-z / (a + 3 * z * z), 1 / (a + 3 * z * z)),
     ],
@@ -70,6 +127,22 @@ WRONG = {
         bounce(after="a whole step"),
         bounce(detach=True),
         lambda height, speed, bounciness, steps, dt: height - speed * steps * dt,
+    ],
+    "choose_strength": [
+        strongest(pick=min),
+        strongest(pick=lambda chosen: chosen[0]),
+        strongest(pick=lambda chosen: chosen[-1]),
+        strongest(size=lambda residual, x: residual.norm()),  # a sum
+        strongest(size=lambda residual, x: residual.square().mean()),  # without a root
+        strongest(size=lambda residual, x: residual.abs().mean()),
+        strongest(size=lambda residual, x: residual.norm() / len(x) ** 0.5),
+        strongest(above=True, pick=lambda chosen: max(chosen, default=0.0)),
+        strongest(penalize=False, pick=lambda chosen: max(chosen, default=0.0)),
+        strongest(squared=True, pick=lambda chosen: max(chosen, default=0.0)),
+        strongest(kind=torch.as_tensor),
+        until_above,
+        nearest,
+        lambda A, y, D, noise, strengths: float(max(strengths)),
     ],
     "root_gradients": [
         lambda z, a: (z / (a + 3 * z * z), 1 / (a + 3 * z * z)),
@@ -102,6 +175,8 @@ def test_wrong_answers_do_not(name, answer, capsys):
     ("name", "answer", "error"),
     [
         ("bounce", bounce(detach=True), "gradient of argument 1"),
+        ("choose_strength", strongest(pick=min), "value is not right: 0.0001"),
+        ("choose_strength", strongest(kind=torch.as_tensor), "expected float, got Tensor"),
         ("gradient_misleads", misleads(kind=int), "expected bool, got int"),
         ("gradient_misleads", misleads(zero=False), "value is not right: False"),
     ],
