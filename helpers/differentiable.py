@@ -3,6 +3,7 @@
 # The simulators are made of ordinary tensor operations, so that autograd and `torch.func` go
 # through them. Units are meters and seconds where nothing is said.
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -97,7 +98,8 @@ class Budget:
 
     loss: parameters [d] -> scalar tensor. `limit`: how many calls may be spent. `gradient_cost`:
     how many calls a loss together with its gradient counts. Parameters may be tensors or arrays;
-    `value` returns a float and `gradient` a float and an array, as SciPy wants them.
+    `value` returns a float and `gradient` a float and an array, as SciPy wants them. The loss gets
+    a float64 copy of its own, which it may keep or change.
     """
 
     def __init__(self, loss: Callable[[Tensor], Tensor], limit: float, gradient_cost: float = 1):
@@ -107,26 +109,36 @@ class Budget:
 
     def value(self, p: Any) -> float:
         """Return the loss at `p`, for one call."""
-        p = torch.as_tensor(p, dtype=torch.float64)
+        p = torch.as_tensor(p, dtype=torch.float64).detach()
         self._spend(1)
         with torch.no_grad():
-            return self._note(self.loss(p).item(), p)
+            loss = self.loss(p.clone()).item()
+        self._note(loss, p)
+        return loss
 
     def gradient(self, p: Any) -> tuple[float, Any]:
         """Return the loss at `p` and its gradient, for `gradient_cost` calls."""
-        p = torch.as_tensor(p, dtype=torch.float64).clone().requires_grad_()
+        p = torch.as_tensor(p, dtype=torch.float64).detach()
         self._spend(self.gradient_cost)
-        loss = self.loss(p)
-        (slope,) = torch.autograd.grad(loss, p)
-        return self._note(loss.item(), p.detach()), slope.numpy()
+        unknowns = p.clone().requires_grad_()
+        loss = self.loss(unknowns)
+        (slope,) = torch.autograd.grad(loss, unknowns)
+        self._note(loss.item(), p)
+        return loss.item(), slope.numpy()
+
+    def calls_until(self, goal: float) -> int | None:
+        """Return how many calls were spent until the best loss was below `goal`, or None."""
+        for spent, best in self.history:
+            if best < goal:
+                return math.ceil(spent)
+        return None
 
     def _spend(self, calls: float) -> None:
         if self.spent + calls > self.limit:
             raise BudgetSpent(f"expected to stay within {self.limit} calls, spent {self.spent}")
         self.spent += calls
 
-    def _note(self, loss: float, p: Tensor) -> float:
+    def _note(self, loss: float, p: Tensor) -> None:
         if loss < self.best:
             self.best, self.best_at = loss, p.clone()
         self.history.append((self.spent, self.best))
-        return loss

@@ -188,6 +188,49 @@ def test_what_was_best_does_not_change_with_the_searcher_s_array():
     assert budget.best_at.tolist() == [1.0, 1.0]
 
 
+def test_a_loss_that_writes_into_its_input_harms_nobody():
+    """Neither the searcher's array nor what the budget remembers."""
+
+    def untidy(p):
+        loss = bowl(p)
+        with torch.no_grad():
+            p.zero_()
+        return loss
+
+    budget = Budget(untidy, limit=4)
+    array = np.array([2.0, 1.0])
+    assert budget.value(array) == 1.0
+    assert array.tolist() == budget.best_at.tolist() == [2.0, 1.0]
+
+
+def test_a_loss_may_keep_its_input():
+    """As `vector_to_parameters` does: the search goes on, and what was kept stays."""
+    kept = []
+
+    def keeping(p):
+        kept.append(p)
+        return bowl(p)
+
+    budget = Budget(keeping, limit=4)
+    array = np.array([2.0, 1.0])
+    budget.value(array)
+    budget.gradient(array)
+    array[:] = 7
+    assert [p.tolist() for p in kept] == [[2.0, 1.0], [2.0, 1.0]]
+    kept[1].detach().zero_()
+    assert budget.best_at.tolist() == [2.0, 1.0]
+
+
+def test_a_budget_knows_when_a_goal_was_reached():
+    budget = Budget(bowl, limit=20, gradient_cost=2.5)
+    assert budget.calls_until(100.0) is None
+    for x in (3.0, 2.0, 2.5, 1.0):
+        budget.gradient([x])  # losses 4, 1, 2.25, 0 after 2.5, 5, 7.5, 10 calls
+    found = [budget.calls_until(goal) for goal in (5.0, 4.0, 1.0, 0.0)]
+    assert found == [3, 5, 10, None]  # whole calls, and below the goal, not at it
+    assert isinstance(found[0], int)
+
+
 def test_a_budget_ends():
     budget = Budget(bowl, limit=4, gradient_cost=3)
     budget.gradient([0.0])
