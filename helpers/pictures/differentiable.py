@@ -1,6 +1,6 @@
 """Chapter 20, drawn: a throw while it is being fitted, and what searches spend."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from matplotlib.axes import Axes
 from torch import Tensor
@@ -18,12 +18,15 @@ def draw_flight(ax: Axes, seen: Tensor, computed: Tensor, title: str) -> None:
     ax.legend(frameon=False, loc="upper left")
 
 
-def draw_budget(
-    ax: Axes, histories: Mapping[str, Sequence[tuple[float, float]]], goal: float
-) -> None:
-    """Draw for each search the best loss so far over the simulator calls spent, both log."""
-    for name, history in histories.items():
-        ax.step(*zip(*history, strict=True), where="post", label=name)
-    ax.axhline(goal, color=GRAY, lw=0.8, ls="--")
-    ax.set(xscale="log", yscale="log", xlabel="simulator calls", ylabel="best loss so far")
+def draw_scaling(ax: Axes, counts: Mapping[str, Mapping[int, float]]) -> None:
+    """Draw for each method how many simulator calls it takes by the number of unknowns, both log.
+
+    counts: method -> {unknowns: calls}; a count that is missing is left out.
+    """
+    ticks = sorted({unknowns for calls in counts.values() for unknowns in calls})
+    for name, calls in counts.items():
+        ax.plot(list(calls), list(calls.values()), "o-", ms=4, label=name)
+    ax.set(xscale="log", yscale="log", xlabel="unknowns", ylabel="simulator calls")
+    ax.set_xticks(ticks, [str(tick) for tick in ticks])
+    ax.minorticks_off()
     ax.legend(frameon=False, fontsize=9)

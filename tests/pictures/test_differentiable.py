@@ -17,8 +17,10 @@ def test_a_flight_has_a_line_and_its_measurements(ax):
     assert ax.get_title() == "step 3"
 
 
-def test_a_budget_s_histories_are_steps_on_logarithmic_axes(ax):
-    pictures.draw_budget(ax, {"a": [(1, 5.0), (2, 3.0)], "b": [(6, 1.0)]}, goal=1.0)
+def test_calls_are_drawn_by_unknowns_on_logarithmic_axes(ax):
+    pictures.draw_scaling(ax, {"a": {5: 50, 10: 40, 50: 100}, "b": {5: 31, 10: 56}})
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["a", "b"]
-    assert ax.lines[0].get_ydata()[-1] == 3.0
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["5", "10", "50"]
+    drawn = [list(zip(*line.get_data(), strict=True)) for line in ax.lines]
+    assert drawn == [[(5, 50), (10, 40), (50, 100)], [(5, 31), (10, 56)]]
