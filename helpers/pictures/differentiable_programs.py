@@ -1,12 +1,27 @@
-"""Chapter 20, drawn: images and paths while they are being fitted, swings, temperatures."""
+"""Chapter 20, drawn: bounces, images and paths while they are being fitted, temperatures."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Circle
 from torch import Tensor
 
 from helpers.pictures.draw import BLUE, GRAY, GREEN, ORANGE, PEACH
+
+
+def draw_ends(
+    ax: Axes,
+    heights: Sequence[float],
+    ends: Sequence[float],
+    marked: Sequence[float],
+    marked_ends: Sequence[float],
+) -> None:
+    """Draw where a ball ends over the height it falls from, the right line 1 - h, and some dots."""
+    ax.plot(heights, [1 - height for height in heights], color=GRAY, lw=3.5, label="right: 1 − h")
+    ax.plot(heights, ends, color=BLUE, label="program")
+    ax.plot(marked, marked_ends, "o", color=ORANGE)
+    ax.set(xlabel="height h [m]", ylabel="height at the end [m]")
+    ax.legend(frameon=False)
 
 
 def draw_temperatures(ax: Axes, truth: Tensor, found: Tensor, title: str) -> None:

@@ -10,6 +10,13 @@ def ax():
     return Figure().subplots()
 
 
+def test_ends_are_drawn_beside_the_right_line_with_dots(ax):
+    pictures.draw_ends(ax, [0.2, 0.5, 0.8], [0.1, 0.4, 0.3], [0.5], [0.4])
+    drawn = [[list(axis) for axis in line.get_data()] for line in ax.lines]
+    assert drawn[0] == [[0.2, 0.5, 0.8], pytest.approx([0.8, 0.5, 0.2])]
+    assert drawn[1:] == [[[0.2, 0.5, 0.8], [0.1, 0.4, 0.3]], [[0.5], [0.4]]]
+
+
 def test_temperatures_stand_over_their_cells(ax):
     pictures.draw_temperatures(ax, torch.zeros(4), torch.ones(4), "smooth")
     assert [list(line.get_ydata()) for line in ax.lines] == [[0.0] * 4, [1.0] * 4]
