@@ -85,8 +85,8 @@ def standard_errors(residuals: Callable[[Tensor], Tensor], p: Tensor) -> Tensor:
     """
     left = residuals(p)
     jacobian = jacfwd(residuals)(p)
-    noise = left.square().sum() / (len(left) - len(p))
-    return (noise * torch.linalg.inv(jacobian.T @ jacobian).diagonal()).sqrt()
+    variance = left.square().sum() / (len(left) - len(p))
+    return (variance * torch.linalg.inv(jacobian.T @ jacobian).diagonal()).sqrt()
 
 
 class BudgetSpent(Exception):
