@@ -62,7 +62,7 @@ def ellipse_image(ellipse: Tensor, *, size: int, softness: float) -> Tensor:
 
 
 def path_cost(
-    points: Tensor, centers: Tensor, radii: Tensor, *, margin: float, samples: int = 1
+    points: Tensor, centers: Tensor, radii: Tensor, *, margin: float, samples: int = 4
 ) -> Tensor:
     """Return a scalar: squared lengths of the steps, and a penalty for coming near an obstacle.
 
