@@ -30,3 +30,10 @@ def draw_scaling(ax: Axes, counts: Mapping[str, Mapping[int, float]]) -> None:
     ax.set_xticks(ticks, [str(tick) for tick in ticks])
     ax.minorticks_off()
     ax.legend(frameon=False, fontsize=9)
+
+
+def draw_estimates(ax: Axes, estimates: Tensor, truth: Tensor) -> None:
+    """Draw many estimates [n, 2] of g and k as dots and the truth [2] as a cross."""
+    ax.plot(*estimates.T.tolist(), ".", color=BLUE, ms=3)
+    ax.plot(*truth.tolist(), "+", color=ORANGE, ms=16, mew=2.5)
+    ax.set(xlabel="g [m/s²]", ylabel="k [1/m]")

@@ -24,3 +24,11 @@ def test_calls_are_drawn_by_unknowns_on_logarithmic_axes(ax):
     assert [text.get_text() for text in ax.get_xticklabels()] == ["5", "10", "50"]
     drawn = [list(zip(*line.get_data(), strict=True)) for line in ax.lines]
     assert drawn == [[(5, 50), (10, 40), (50, 100)], [(5, 31), (10, 56)]]
+
+
+def test_estimates_are_dots_and_the_truth_is_a_cross(ax):
+    pictures.draw_estimates(ax, torch.tensor([[9.0, 0.1], [10.0, 0.2]]), torch.tensor([9.5, 0.15]))
+    drawn = [[list(axis) for axis in line.get_data()] for line in ax.lines]
+    assert drawn[0] == [[9.0, 10.0], pytest.approx([0.1, 0.2])]
+    assert drawn[1] == [[9.5], pytest.approx([0.15])]
+    assert (ax.lines[0].get_marker(), ax.lines[1].get_marker()) == (".", "+")
